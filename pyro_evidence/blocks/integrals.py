@@ -76,7 +76,9 @@ def is_linear(density: BlockDensity, num_nodes: int) -> bool:
     if density.linear is None or not density.linear.gaussian or not len(p.shared):
         return False
     largest = max(num_nodes * p.num_blocks, *map(len, owners)) * len(p.shared)
-    return largest <= MOST_NUMBERS and all(slot.layout.num_coupled == 1 for slot in density.linear.slots)
+    return largest <= MOST_NUMBERS and all(
+        likelihood.layout.num_coupled == 1 for likelihood in density.linear.likelihoods
+    )
 
 
 def _louis_of_terms(terms: Terms, nodes: Nodes, shared: Tensor, path: Path) -> Integrals:
@@ -110,11 +112,11 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
     orders = []
     u, own = density.whole(nodes.rows, shared), (density.parts, density.designs, density.data_owner, read.offsets)
     for part, design, owner, offset in zip(*own, strict=True):
-        slot, dtype = part.slot, density.joint.dtype
+        likelihood, dtype = part.likelihood, density.joint.dtype
         eta = (part.product(u) + offset).squeeze(-1)
         eta = eta if create_graph else eta.detach()
-        value = slot.log_likelihoods(read.trace)(slot.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
-        first, second = slot.orders(read.trace, dtype)(eta, create_graph)
+        value = likelihood.log_likelihoods(read.trace)(likelihood.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
+        first, second = likelihood.orders(read.trace, dtype)(eta, create_graph)
         total = total.index_add(1, owner, value)
         orders.append((design, owner, first, second))
     log_terms = total[:, :-1] + nodes.log_weights

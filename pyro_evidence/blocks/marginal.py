@@ -58,7 +58,7 @@ SETTLED = 1e-6  # part of the tolerance: the step that is taken is not Newton's 
 
 
 @dataclass(frozen=True)
-class Place(Batched):
+class SharedIterate(Batched):
     """One point of the search over shared coordinates, or one for each row ``(R,)``.
 
     :ivar each: the log integral of each block, and last what belongs to none, nats, ``(..., G + 1)``.
@@ -120,7 +120,7 @@ class Marginal:
         """Blocks and shared coordinates."""
         return self.density.partition
 
-    def place(self, terms: Terms | RowTerms, own: Tensor, shared: Tensor) -> Place:
+    def place(self, terms: Terms | RowTerms, own: Tensor, shared: Tensor) -> SharedIterate:
         """Blocks' modes from ``own`` ``(..., n)``, integrals around them, derivatives in ``shared`` ``(..., P)``."""
         modes = block_modes(terms, own, shared, self.limits.tolerance)
         if isinstance(terms, Terms):
@@ -130,13 +130,13 @@ class Marginal:
         along = path(p, modes.tril, beside(terms, own, shared), shared.detach())
         found = with_derivatives(terms, nodes, shared.detach(), along)
         each, slope, curvature = (x.detach() for x in (found.each, found.slope, found.curvature))
-        return Place(shared.detach(), modes, each, slope, curvature, along.slope)
+        return SharedIterate(shared.detach(), modes, each, slope, curvature, along.slope)
 
-    def enough(self, here: Place) -> Tensor:
+    def enough(self, here: SharedIterate) -> Tensor:
         """The decrement that counts as none, nats, ``(...)``: the tolerance, or rounding, if that is more."""
         return (self.limits.slack * (1.0 + here.value.abs())).clamp(min=self.limits.tolerance)  # rounding, if more
 
-    def find(self, theta: Tensor, u: Tensor) -> Place:
+    def find(self, theta: Tensor, u: Tensor) -> SharedIterate:
         """The mode over shared coordinates, searched from ``u`` ``(D,)``.
 
         :raises NotAMode: where the search does not arrive.
@@ -163,7 +163,7 @@ class Marginal:
             )
         return here
 
-    def _moved(self, terms: Terms, here: Place) -> Place | None:
+    def _moved(self, terms: Terms, here: SharedIterate) -> SharedIterate | None:
         """The first of ever shorter steps that rises, or that halves what the next one promises.
 
         Close to the mode the second counts: slope and value agree up to the error of the nodes only.  Where the
@@ -182,7 +182,7 @@ class Marginal:
             scale *= 0.5
         return None
 
-    def near(self, theta: Tensor, u: Tensor) -> list[Place | None]:
+    def near(self, theta: Tensor, u: Tensor) -> list[SharedIterate | None]:
         """The modes near rows ``(R, D)``, each at its hyperparameters; None for rows where a few steps do not arrive.
 
         :param theta: ``(R, T)``.
@@ -190,7 +190,7 @@ class Marginal:
         p, going = self.partition, torch.arange(len(u), device=u.device)
         here = self.place(RowTerms(self.density, theta), u[:, p.own], u[:, p.shared])
 
-        def trial(rows: Tensor, scale: Tensor) -> Place:
+        def trial(rows: Tensor, scale: Tensor) -> SharedIterate:
             shared = along_step(here.shared[rows], scale, here.step[rows])
             return self.place(RowTerms(self.density, theta[rows]), here[rows].own_at(p, shared), shared)
 
@@ -203,7 +203,7 @@ class Marginal:
         arrived = here.objective >= -self.enough(here)
         return [here[row] if arrived[row] else None for row in range(len(u))]
 
-    def log_evidence(self, here: Place) -> Tensor:
+    def log_evidence(self, here: SharedIterate) -> Tensor:
         """Log evidence at the mode, nats, ``()``."""
         tril = cholesky(here.curvature, "curvature of what blocks share", self._named)
         log_det = 2.0 * tril.diagonal().log().sum()
@@ -239,12 +239,12 @@ class Marginal:
                 found.append(integrals(terms, nodes, shared).sum(-1))
         return torch.cat(found)
 
-    def whole(self, here: Place) -> Tensor:
+    def whole(self, here: SharedIterate) -> Tensor:
         """All coordinates at a place, ``(D,)``."""
         own = here.modes.own + here.modes.step(self.partition)
         return torch.cat([own, here.shared, self.density.kept])[self.partition.place]
 
-    def precision(self, theta: Tensor, here: Place) -> BlockPrecision:
+    def precision(self, theta: Tensor, here: SharedIterate) -> BlockPrecision:
         """Shared coordinates by the curvature of the integrals; each block, given these, by its own.
 
         :raises NotPositiveDefinite: naming a shared coordinate.
@@ -259,7 +259,7 @@ class Marginal:
         return BlockPrecision(p.plan, tuple(factors), tril)
 
 
-def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tensor]:
+def slope(marginal: Marginal, place: SharedIterate, theta: Tensor) -> tuple[Tensor, Tensor]:
     r"""Exact derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
 
     Nodes move with the hyperparameters and with the shared coordinates ``w``: their centres by the implicit function
@@ -330,7 +330,7 @@ def halves(rise: Real, _scale: Real, line: Line) -> Real:
 TOGETHER = Backtracking(rule=halves, num_trials=5)
 
 
-def near_places(marginal: Marginal, theta: Tensor, u: Tensor) -> list[Place | None]:
+def near_places(marginal: Marginal, theta: Tensor, u: Tensor) -> list[SharedIterate | None]:
     """The modes of what blocks share near rows ``(R, D)``, each at its hyperparameters ``(R, T)``.
 
     :return: None for rows where a few steps do not arrive, and for all where the model takes no batch of rows.
@@ -338,7 +338,7 @@ def near_places(marginal: Marginal, theta: Tensor, u: Tensor) -> list[Place | No
     p, joint = marginal.partition, marginal.density.joint
     if len(u) == 1 or joint.row_bytes is None or len(p.shared) > MOST_SHARED:
         return [None] * len(u)
-    found: list[Place | None] = []
+    found: list[SharedIterate | None] = []
     for t, start in zip(*(x.split(marginal.rows_at_once) for x in (theta, u)), strict=True):
         try:
             found += marginal.near(t, start.detach())
@@ -366,7 +366,7 @@ def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int,
     left_out = Pruned(structure.density, groups, active).left_out
     linear = structure.predictors
     quadratic = structure.factors is not None and structure.factors.is_quadratic
-    density = BlockDensity(joint, found, linear, kept, left_out, None, structure.slots or (), quadratic)
+    density = BlockDensity(joint, found, linear, kept, left_out, None, structure.likelihoods or (), quadratic)
     if linear is not None and not density.explains(theta):
         density = replace(density, linear=None, is_quadratic=False)
     return Marginal(density, num, limits, joint.latents.label)

@@ -36,12 +36,12 @@ class Family:
     """Some terms of a density that are differentiated together.
 
     :ivar parts: name, positions in it (None for all), and coordinates ``(F, k)``.
-    :ivar slot: how they see the latents, where that is one affine predictor each.
+    :ivar likelihood: how they see the latents, where that is one affine predictor each.
     """
 
     density: BlockDensity
     parts: tuple[tuple[str, Tensor | None, Tensor], ...]
-    slot: LikelihoodTerm | None = None
+    likelihood: LikelihoodTerm | None = None
 
     @cached_property
     def second(self) -> Second:
@@ -114,14 +114,14 @@ class Family:
     @property
     def is_affine(self) -> bool:
         """Whether predictors are affine in the coordinates of blocks: from a point without pattern, near and far."""
-        assert self.slot is not None
+        assert self.likelihood is not None
         p, joint = self.density.partition, self.density.joint
         base, away = 0.5 * generic_directions(2, p.size, joint.initial_u)
         moves = torch.stack([away, -2.0 * away, FAR * away, -FAR * away])[:, p.own]
         with torch.no_grad():
             points = torch.stack([base.index_add(0, p.own, move) for move in moves])
-            found = predictors(self.density, self.slot, points, joint.initial_theta)
-            steps = _steps(predictors(self.density, self.slot, self._unit_steps(base), joint.initial_theta))
+            found = predictors(self.density, self.likelihood, points, joint.initial_theta)
+            steps = _steps(predictors(self.density, self.likelihood, self._unit_steps(base), joint.initial_theta))
         close = relative_rounding(joint.dtype)
         return torch.allclose(found.double(), _at(steps, self.coordinates(moves)).double(), rtol=close, atol=close)
 
@@ -144,7 +144,7 @@ class Family:
 
         At rows ``(Q, D)``; affine ones at the first row, and what steps of one in the coordinates of blocks add.
         """
-        if self.slot is None:
+        if self.likelihood is None:
             return [(x,) for x in self._derivatives(u, theta, create_graph)]
         own = torch.zeros_like(u[0], dtype=torch.bool).index_fill(0, self.density.partition.own, True)
         with torch.enable_grad():
@@ -156,12 +156,12 @@ class Family:
         """:meth:`tables` at rows ``(Q, D)``, ``(Q, F)`` each."""
         with torch.enable_grad():
             u = u if create_graph else u.detach().requires_grad_()
-            if self.slot is None:
+            if self.likelihood is None:
                 names = dict.fromkeys(n.split("+")[0].split(", ")[0] for n, _, _ in self.parts)
                 found = self.density.cells(u, theta, tuple(names))
                 x = torch.cat([found[n] if rows is None else found[n][:, rows] for n, rows, _ in self.parts], -1)
             else:
-                x = predictors(self.density, self.slot, u, theta)
+                x = predictors(self.density, self.likelihood, u, theta)
             along = [*self.second.firsts(x, u)]
             every = [x, *along, *self.second.seconds(along, u, create_graph)]
         return every if create_graph else [x.detach() for x in every]
@@ -181,9 +181,9 @@ def _at(table: Table, moves: Sequence[Tensor]) -> Any:
     return total
 
 
-def predictors(density: BlockDensity, slot: LikelihoodTerm, u: Tensor, theta: Tensor) -> Tensor:
+def predictors(density: BlockDensity, likelihood: LikelihoodTerm, u: Tensor, theta: Tensor) -> Tensor:
     """The predictors of a site's data at rows ``(R, D)``, ``(R, N)``."""
-    return density.by_rows(lambda row: slot.blocks(density.joint.trace(row, theta)).squeeze(-1), u)
+    return density.by_rows(lambda row: likelihood.blocks(density.joint.trace(row, theta)).squeeze(-1), u)
 
 
 def families(density: BlockDensity) -> list[Family]:
@@ -191,12 +191,14 @@ def families(density: BlockDensity) -> list[Family]:
     if density.families:
         return density.families
     rest: list[tuple[str, Tensor | None, Tensor]] = []
-    slots = {} if density.joint.discrete else {slot.site: slot for slot in density.slots}
+    likelihoods = {} if density.joint.discrete else {likelihood.site: likelihood for likelihood in density.likelihoods}
     for name, table in density.partition.touched.items():
         if density.names is None or any(part.split(", ")[0] in density.names for part in name.split("+")):
             parts = tuple((name, rows, index) for rows, index in by_width(table))
-            alone = name in slots and len(parts) == 1 and parts[0][1] is None and _is_all(density, slots[name])
-            if alone and (family := Family(density, parts, slots[name])).is_affine:
+            alone = (
+                name in likelihoods and len(parts) == 1 and parts[0][1] is None and _is_all(density, likelihoods[name])
+            )
+            if alone and (family := Family(density, parts, likelihoods[name])).is_affine:
                 density.families.append(family)
             else:
                 rest += parts
@@ -205,16 +207,19 @@ def families(density: BlockDensity) -> list[Family]:
     return density.families
 
 
-def _is_all(density: BlockDensity, slot: LikelihoodTerm) -> bool:
+def _is_all(density: BlockDensity, likelihood: LikelihoodTerm) -> bool:
     """Whether each datum of a site sees the latents through one predictor of its own, at a point without pattern."""
     joint = density.joint
-    if slot.mixture is not None or slot.layout.num_coupled != 1:
+    if likelihood.mixture is not None or likelihood.layout.num_coupled != 1:
         return False
     u, theta = 0.5 * generic_directions(1, joint.latents.size, joint.initial_u), joint.initial_theta
     with torch.no_grad():
-        each, eta = slot.log_likelihoods(joint.trace(joint.initial_u, theta)), predictors(density, slot, u, theta)
-        found = each(slot.layout.natural(eta.unsqueeze(-1).to(joint.dtype))).double()
-        expected = density.cells(u, theta, (slot.site,))[slot.site]
+        each, eta = (
+            likelihood.log_likelihoods(joint.trace(joint.initial_u, theta)),
+            predictors(density, likelihood, u, theta),
+        )
+        found = each(likelihood.layout.natural(eta.unsqueeze(-1).to(joint.dtype))).double()
+        expected = density.cells(u, theta, (likelihood.site,))[likelihood.site]
     close = relative_rounding(joint.dtype)
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=close, atol=close)
 
@@ -297,11 +302,11 @@ class Evaluated:
     def _made(cls, density: BlockDensity, u: Tensor, theta: Tensor, create_graph: bool) -> "Evaluated":
         joint, found = density.joint, list[_Evaluated]()
         for family in families(density):
-            if family.slot is None:
+            if family.likelihood is None:
                 found.append(_Evaluated(family))
                 continue
             with torch.set_grad_enabled(create_graph):
-                orders = family.slot.orders(joint.trace(joint.initial_u, theta), joint.dtype)
+                orders = family.likelihood.orders(joint.trace(joint.initial_u, theta), joint.dtype)
             found.append(_Evaluated(family, orders, family.tables(u, theta, create_graph)))
         return cls(u, theta, found)
 

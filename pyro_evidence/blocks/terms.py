@@ -49,7 +49,7 @@ class BlockDensity:
     :ivar kept: what pruned coordinates are held at, ``(H,)``.
     :ivar left_out: their log prior density there as a function of the hyperparameters, which does not count, nats.
     :ivar names: the sites whose terms count, where predictors were not found; None for all.
-    :ivar slots: where observed sites see the latents, linear or not.
+    :ivar likelihoods: where observed sites see the latents, linear or not.
     :ivar is_quadratic: whether the log prior density is known to be quadratic in all latents.
     """
 
@@ -59,7 +59,7 @@ class BlockDensity:
     kept: Tensor
     left_out: Callable[[Tensor], Tensor]
     names: tuple[str, ...] | None = None
-    slots: tuple[LikelihoodTerm, ...] = ()
+    likelihoods: tuple[LikelihoodTerm, ...] = ()
     is_quadratic: bool = False
     families: list[Any] = field(init=False, repr=False, compare=False, default_factory=list)  # of terms, once known
     evaluated: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)  # the last ones
@@ -79,7 +79,7 @@ class BlockDensity:
     @cached_property
     def data_owner(self) -> tuple[Tensor, ...]:
         """The block of each datum of each linear predictor, ``(N,)``."""
-        return tuple(self.partition.owner[part.slot.site] for part in self.parts)
+        return tuple(self.partition.owner[part.likelihood.site] for part in self.parts)
 
     @cached_property
     def designs(self) -> tuple[Tensor, ...]:
@@ -151,7 +151,7 @@ class Terms:
         total = rows.new_zeros(len(rows), density.partition.num_blocks + 1)
         for part, owner, offset in zip(density.parts, density.data_owner, read.offsets, strict=True):
             eta = (part.product(u) + offset).to(density.joint.dtype)
-            each = part.slot.log_likelihoods(read.trace)(part.slot.layout.natural(eta))
+            each = part.likelihood.log_likelihoods(read.trace)(part.likelihood.layout.natural(eta))
             total = total.index_add(1, owner, each.double())
         return torch.cat([total[:, :-1], total[:, -1:] + torch.as_tensor(read.rest).to(total)], 1)
 

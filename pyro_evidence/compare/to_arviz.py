@@ -20,7 +20,7 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.posterior.structures import StructurePosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.parameters import NOTHING
+from pyro_evidence.program.parameters import DUMMY_SITE
 from pyro_evidence.program.simulate import ROWS, from_predictive, from_prior, pointwise_rows, rows_at_once
 from pyro_evidence.relevance.posteriors import AxesPosterior
 from pyro_evidence.settings import seed_of, seeded
@@ -185,10 +185,10 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
             f"Pyro's MCMC, SVI or Predictive."
         )
     draws, of = fit.get_samples(num_samples, seed=seed), fit._joint
-    draws |= {n: torch.zeros(num_samples, dtype=of.dtype) for n in of.latents.names if n == NOTHING}
+    draws |= {n: torch.zeros(num_samples, dtype=of.dtype) for n in of.latents.names if n == DUMMY_SITE}
     chains = _in_chains(draws)
     if isinstance(fit, CorrectedPosterior):
-        if NOTHING in chains:
+        if DUMMY_SITE in chains:
             raise BadInput("the model has no latent sites, and weights say nothing of its params; pass the fit.")
         return GroupedDraws(fit.joint, fit.theta, chains, {})
     estimated = _in_chains(_estimated(fit, num_samples, seed))
@@ -243,7 +243,7 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     numbers = num_samples * (2 * joint.latents.size + 3 * sum(v.size for v in observed.values()))
     remedy = f"Take fewer draws (num_samples={NUM_CHAINS * 25})."
     require_memory(8 * numbers, f"{num_samples} draws of the latents and of the data", joint.device, remedy)
-    sites = [n for n in joint.latents.names if n != NOTHING]
+    sites = [n for n in joint.latents.names if n != DUMMY_SITE]
     u = joint.latents.flat(chains.draws).flatten(0, 1)
     prior = _or_nothing(partial(from_prior, joint, theta, num_samples, seed))
     with torch.no_grad():

@@ -31,7 +31,7 @@ CLASSES = {
     "precision.gaussian_process": "LatentPrecision PredictorMode RootFactor WhitenedFactor",
     "blocks.local": "Modes",
     "blocks.terms": "Local",
-    "blocks.marginal": "Place",
+    "blocks.marginal": "SharedIterate",
     "laplace.approximation": "LaplaceState Problem",
     "laplace.gradient": "Slope",
     "laplace.pruning": "PruningTried",

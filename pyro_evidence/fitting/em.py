@@ -166,8 +166,8 @@ def leap(start: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """
     r = first - start
     v = second - first - r
-    bend = v.norm(dim=-1, keepdim=True)
-    length = r.norm(dim=-1, keepdim=True) / torch.where(bend > 0, bend, 1.0)  # what stands still has neither
+    curvature = v.norm(dim=-1, keepdim=True)
+    length = r.norm(dim=-1, keepdim=True) / torch.where(curvature > 0, curvature, 1.0)  # what stands still has neither
     length = length.clamp(1.0, LONGEST)
     return start + 2.0 * length * r + length.square() * v
 

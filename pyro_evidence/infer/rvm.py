@@ -244,10 +244,10 @@ def require_search(weights: Weights, noise: str | None) -> None:
     size = torch.stack([part.J.abs().amax((0, 1)) for part in weights.target.parts]).amax(0)
     unit = weights.flat(torch.where(size > 0.0, size, 1.0).reciprocal())  # that moves some predictor by one
     certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, unit)
-    for slot, part in zip(weights.slots, weights.target.parts, strict=True):
+    for likelihood, part in zip(weights.likelihoods, weights.target.parts, strict=True):
         slope, curvature = part.derivatives(part.c.unsqueeze(0))
         if bool((slope != 0).any()) and not bool((curvature.abs() > torch.finfo(curvature.dtype).tiny).any()):
             raise NotSmooth(
-                f"the likelihood of site '{slot.site}' has a slope but no curvature at weights of zero, where the "
-                "search begins; expected both. Take a smooth relative (StudentT for Laplace noise), or a larger scale."
+                f"the likelihood of site '{likelihood.site}' has a slope but no curvature at weights of zero, where "
+                "the search begins; expected both. Take a smooth one (StudentT for Laplace noise), or a larger scale."
             )

@@ -222,7 +222,7 @@ class LaplaceState:
     log_evidence: Tensor  # () log p(D | theta)
     log_hyperprior: Tensor  # () log prior density of the maximised latent sites
     left_saddle: bool = False  # whether the search left a saddle on the way
-    place: blocks.Place | None = None  # the mode of what blocks share, where these are integrated
+    place: blocks.SharedIterate | None = None  # the mode of what blocks share, where these are integrated
 
     @property
     def objective(self) -> float:
@@ -335,7 +335,9 @@ def reached(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = Fals
         return None
 
 
-def state_of_blocks(problem: Problem, theta: Tensor, place: blocks.Place, log_hyperprior: Tensor) -> LaplaceState:
+def state_of_blocks(
+    problem: Problem, theta: Tensor, place: blocks.SharedIterate, log_hyperprior: Tensor
+) -> LaplaceState:
     """The state with blocks integrated, and Laplace's approximation around that of what they share, at its mode."""
     marginal, log_joint = problem.marginal, place.modes.here.value.sum()
     assert marginal is not None
@@ -354,23 +356,23 @@ def state_at(
     :raises NotPositiveDefinite, NotAMode: when the search ends at no maximum for another reason.
     """
     latents, u = problem.joint.latents, mode.u[row].detach()  # data of the caller's may have a graph
-    summit = problem.around(u, theta)
+    neighbourhood = problem.around(u, theta)
     if not bool(mode.converged[row]):
         eps = torch.finfo(problem.joint.dtype).eps
         if bool(newton.rounding(mode.u, mode.precision, eps)[row] > newton.ROUNDED):
             raise newton.rounded_away()
-        mode_checks.require_fall_on_rays(summit)  # far out a plateau's steep edge looks like a jump
-        require_no_jump(summit)
-        mode_checks.require_own_slopes(summit)
-        mode_checks.require_no_corner(summit, mode.gradient[row])
+        mode_checks.require_fall_on_rays(neighbourhood)  # far out a plateau's steep edge looks like a jump
+        require_no_jump(neighbourhood)
+        mode_checks.require_own_slopes(neighbourhood)
+        mode_checks.require_no_corner(neighbourhood, mode.gradient[row])
     try:
         precision = mode.found[row] if mode.found else factorise(mode.precision[row : row + 1], latents.label)
         if isinstance(precision, NotPositiveDefinite):
             raise precision
     except NotPositiveDefinite:
-        if bool(summit.fall(2.0 * torch.finfo(u.dtype).eps * u.unsqueeze(0)) > 1.0):
+        if bool(neighbourhood.fall(2.0 * torch.finfo(u.dtype).eps * u.unsqueeze(0)) > 1.0):
             raise newton.rounded_away() from None
-        mode_checks.require_fall_on_rays(summit)
+        mode_checks.require_fall_on_rays(neighbourhood)
         raise
     if not bool(mode.converged[row]):
         curved, causes = latents.curved.to(u.device), rounded_inside(problem.joint, u, theta)
@@ -507,7 +509,7 @@ def inflation(groups: PrecisionGroups, theta: Tensor, variance: Tensor) -> Tenso
 
 
 @dataclass(frozen=True)
-class LaplaceRows(Batched):
+class LaplaceBatch(Batched):
     """Laplace's approximation of many rows at once, each at hyperparameters and with pruned weights of its own."""
 
     theta: Tensor  # (R, T)
@@ -538,7 +540,7 @@ def can_compare(problem: Problem) -> bool:
     )
 
 
-def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor) -> LaplaceRows:
+def laplace_batch(problem: Problem, theta: Tensor, active: Tensor, start: Tensor) -> LaplaceBatch:
     """The modes from ``start`` and what follows from them."""
     mode = modes_of_rows(problem, theta, active, start)
     return at_modes(theta, active, mode, mode.converged)
@@ -561,7 +563,7 @@ def modes_of_rows(
     return replace(mode, precision=problem.curvature(log_joint, mode.u, rows).detach())
 
 
-def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, sound: Tensor) -> LaplaceRows:
+def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, sound: Tensor) -> LaplaceBatch:
     """The rows with the log evidence of modes.
 
     :param sound: which are modes, as far as the search knows, ``(R,)`` bool.
@@ -571,7 +573,7 @@ def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, sound: Tensor) ->
     sound = sound & (info == 0) & torch.isfinite(mode.log_joint)
     tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(tril))
     log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.to(A).sum(-1))
-    return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.left_saddle)
+    return LaplaceBatch(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.left_saddle)
 
 
 def state_of_row(problem: Problem, theta: Tensor, start: Tensor, mode: newton.Mode, row: int) -> LaplaceState:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.blocks import marginal as blocks
-from pyro_evidence.blocks.marginal import Marginal, Place
+from pyro_evidence.blocks.marginal import Marginal, SharedIterate
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace import type2
@@ -153,7 +153,7 @@ def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
 
 
 def _beside_laplace(
-    state: LaplaceState, marginal: Marginal, place: Place, more: float = 0.0, where: str = ""
+    state: LaplaceState, marginal: Marginal, place: SharedIterate, more: float = 0.0, where: str = ""
 ) -> EvidenceError:
     """The error of Laplace's log evidence against blocks integrated at a place, where ``more`` nats are left to it."""
     gain = place.each[:-1] - by_laplace(place)
@@ -192,7 +192,7 @@ def element_names(joint: LogJoint, index: Tensor) -> tuple[str, ...]:
     return tuple(found)
 
 
-def by_laplace(here: Place) -> Tensor:
+def by_laplace(here: SharedIterate) -> Tensor:
     """Laplace's approximation of the log integral of each block, nats, ``(G,)``."""
     parts = [
         evidence.log_evidence(torch.zeros(()), 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1), L.shape[-1])

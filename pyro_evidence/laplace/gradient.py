@@ -92,7 +92,7 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
     theta, u = problem.leaf(state.theta), state.u.unsqueeze(0).requires_grad_()
     found = orders_of(problem, u, theta)
     log_joint = found.log_joint.sum()
-    half_log_det = 0.5 * (precision.adjoint.detach() * found.precision).sum() - problem.eliminated(u, theta)
+    half_log_det = 0.5 * (precision.log_det_gradient.detach() * found.precision).sum() - problem.eliminated(u, theta)
     by_u, by_theta = pullbacks(half_log_det, (u, theta))
     direct = pullback(log_joint, theta)
     if not bool(by_u.any()):  # under a Gaussian likelihood the curvature is the same wherever the mode moves

@@ -114,7 +114,7 @@ def _step(problem: Problem, theta: Tensor, u: Tensor) -> Tensor:
         rows = u.unsqueeze(0).requires_grad_()
         found = orders_of(problem, rows, theta)
         precision, slope = factorise(found.precision.detach(), problem.joint.latents.label), found.gradient.detach()
-        log_det = (precision.adjoint * found.precision).sum()
+        log_det = (precision.log_det_gradient * found.precision).sum()
         half = pullback(0.5 * log_det - problem.eliminated(rows, theta), rows)
     return precision.solve((slope - half).double() * problem.active)[0].detach().to(u)
 

@@ -18,7 +18,7 @@ from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.structure.groups import PrecisionGroups
 
 LEAST_EIGENVALUE = 1e-10  # of a curvature whose diagonal is one, below which a direction counts as undetermined
-NOTHING = 1e-12  # nats by a move as large as the hyperparameter, and of the information at the start
+NEGLIGIBLE = 1e-12  # nats by a move as large as the hyperparameter, and of the information at the start
 ROUNDS = 20  # Newton steps towards the end of one round of all log units
 LONGEST_ROUND = 1.5  # of one such step, in log units
 
@@ -89,12 +89,12 @@ def not_identified(state: LaplaceState) -> Tensor:
     joint, theta = state.problem.joint, state.theta
     size = torch.maximum(theta.abs(), (theta - joint.initial_theta).abs())[real]
     here = information(state, real).diagonal().abs()
-    faint = here * size.square() < NOTHING
+    faint = here * size.square() < NEGLIGIBLE
     if bool(faint.any()):
         begin = reached(state.problem, joint.initial_theta, state.u, cold=True)
         if begin is None:
             return found
-        faint &= here < NOTHING * information(begin, real).diagonal().abs()
+        faint &= here < NEGLIGIBLE * information(begin, real).diagonal().abs()
     found[real] = faint
     return found
 

@@ -112,19 +112,19 @@ def of_precision(precision: Precision, active: Tensor) -> Products:
     return Products(directions / length, images / length, unit * length.mean(), precision)
 
 
-def curvature_error(summit: ModeNeighbourhood, products: Products, step: float) -> float:
+def curvature_error(neighbourhood: ModeNeighbourhood, products: Products, step: float) -> float:
     """The largest difference between the products and differences of the gradient, relative to the largest of either.
 
     :param step: of the differences, in units of the directions.
     """
-    found = -summit.differences(products.directions, step)
+    found = -neighbourhood.differences(products.directions, step)
     size = torch.maximum(products.images.abs(), found.abs()) * products.unit
     gap = (found - products.images).abs() * products.unit
     largest = size.amax()
     return float(gap.amax() / torch.where(largest > 0.0, largest, 1.0))
 
 
-def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True) -> float:
+def certify(neighbourhood: ModeNeighbourhood, products: Products, *, last: bool = True) -> float:
     """Compare products with the Hessian at a mode with differences of the gradient.
 
     :param last: whether the search has ended.  Before that, where scales are far from the data's, a slope may be lost
@@ -133,17 +133,17 @@ def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True)
     :raises NotSmooth: where they disagree, with the site and its distribution, or single precision as the reason.
     :raises NotAMode: where the curvature is next to singular.
     """
-    joint = summit.joint
+    joint = neighbourhood.joint
     step, error = float(torch.finfo(joint.dtype).eps ** 0.25), math.inf  # errors and rounding are small
     for longer in STEPS:
-        error = curvature_error(summit, products, longer * step)
+        error = curvature_error(neighbourhood, products, longer * step)
         if error <= TOLERANCE:
             return error
     # Rounding of latents that are nearly functions of one another is large in each, and small in all together.
-    error = products.joint_error(-summit.differences(products.directions, step))
+    error = products.joint_error(-neighbourhood.differences(products.directions, step))
     if error <= TOLERANCE:
         return error
-    if joint.dtype is not torch.float64 and _is_rounded_away(summit, products, step):
+    if joint.dtype is not torch.float64 and _is_rounded_away(neighbourhood, products, step):
         if not last:
             return error
         raise NotSmooth(
@@ -151,7 +151,7 @@ def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True)
             f"density is rounded by more than it changes; expected differences that show its curvature. "
             f"{double_precision(joint)}"
         )
-    gaps = [-summit.differences(products.directions, s * step) - products.images for s in (1.0, 0.1)]
+    gaps = [-neighbourhood.differences(products.directions, s * step) - products.images for s in (1.0, 0.1)]
     far, near = (float((gap.abs() * products.unit).amax()) for gap in gaps)
     if near < SQUARED * far:  # they draw near with the square of the step, as at no corner
         raise NotAMode(
@@ -160,7 +160,7 @@ def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True)
             f"to merge with another one or to split, which hyperparameters that are maximised seek, because the log "
             f"evidence grows without bound there. Give them a prior (maximise=[...] of sites), or fix them."
         )
-    alone = generic_directions(2, len(summit.u), products.unit) * products.precision.variance[0].sqrt()
+    alone = generic_directions(2, len(neighbourhood.u), products.unit) * products.precision.variance[0].sqrt()
     if float(products.precision.whiten(alone).square().sum(-1).amax()) > ROUNDED / torch.finfo(torch.float64).eps:
         where = joint.latents.label(int((gaps[0].abs() * products.unit).amax(0).argmax()))
         raise NotAMode(
@@ -170,11 +170,11 @@ def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True)
             f"slopes out, or their correlations: (x || g) for (x | g) in a formula; or write effects as z @ A.T, z "
             f"standard normal and A a param without constraints."
         )
-    require_own_slopes(summit)
+    require_own_slopes(neighbourhood)
     for way in step * products.directions:
-        if (said := jump_message(summit, way, "at the posterior mode")) is not None:
+        if (said := jump_message(neighbourhood, way, "at the posterior mode")) is not None:
             raise NotSmooth(said)
-    raise _not_smooth(summit, step * products.directions[0], "at the posterior mode", WRONG)
+    raise _not_smooth(neighbourhood, step * products.directions[0], "at the posterior mode", WRONG)
 
 
 def double_precision(joint: LogJoint) -> str:
@@ -189,10 +189,10 @@ def double_precision(joint: LogJoint) -> str:
     )
 
 
-def _is_rounded_away(summit: ModeNeighbourhood, products: Products, step: float) -> bool:
+def _is_rounded_away(neighbourhood: ModeNeighbourhood, products: Products, step: float) -> bool:
     """Whether slopes a quarter of a step apart, all on one side of the mode, change by leaps: no corner does that."""
-    rows = torch.stack([summit.u + (1.0 + k / 4) * step * products.directions for k in range(3)])
-    slope = summit.slopes(rows.flatten(0, 1))[1].reshape(rows.shape)
+    rows = torch.stack([neighbourhood.u + (1.0 + k / 4) * step * products.directions for k in range(3)])
+    slope = neighbourhood.slopes(rows.flatten(0, 1))[1].reshape(rows.shape)
     leaps = (slope[0] - 2.0 * slope[1] + slope[2]).abs() * products.unit
     return bool(leaps.amax() > TOLERANCE * 2.0 * step * (products.images.abs() * products.unit).amax())
 
@@ -210,7 +210,7 @@ def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str
         raise _kink(gaps[bad[0]], bad[0], "where the search starts", WRONG)
 
 
-def require_no_corner(summit: ModeNeighbourhood, gradient: Tensor) -> None:
+def require_no_corner(neighbourhood: ModeNeighbourhood, gradient: Tensor) -> None:
     """Refuse a log density on a corner of which a search has stopped: its slope jumps there.
 
     The change of the slope from one side of the point to the other goes to zero with the distance where the density
@@ -219,21 +219,21 @@ def require_no_corner(summit: ModeNeighbourhood, gradient: Tensor) -> None:
     :param gradient: where the search stopped, shape ``(D,)``; its largest elements are looked at.
     :raises NotSmooth: with the site and its distribution.
     """
-    joint, u = summit.joint, summit.u
+    joint, u = neighbourhood.joint, neighbourhood.u
     index = gradient.abs().argsort(descending=True)[:MOST_LOOKED_AT]
     ways = torch.zeros(len(index), len(u), dtype=u.dtype, device=u.device)
     reach = 10.0 * float(torch.finfo(joint.dtype).eps ** 0.5) * (1.0 + u[index].abs())
     ways[torch.arange(len(index)), index] = reach
-    changes = [summit.differences(s * ways, 1.0) for s in (100.0, *ONE_AND_HUNDREDTH)]
+    changes = [neighbourhood.differences(s * ways, 1.0) for s in (100.0, *ONE_AND_HUNDREDTH)]
     sizes = [2.0 * each.gather(1, index.unsqueeze(-1)).squeeze(-1).abs() for each in changes]
     jumps = torch.stack([torch.where(near > JUMPS * far, near, 0.0) for far, near in pairwise(sizes)]).amax(0)
     worst = int(jumps.argmax())
     if float(jumps[worst]) > 0.1 * float(gradient.abs().max()):
         jump = f"its slope jumps by {float(jumps[worst]):.2e} along {joint.latents.label(int(index[worst]))}"
-        raise _not_smooth(summit, ways[worst], "where the search for the posterior mode stopped", jump)
+        raise _not_smooth(neighbourhood, ways[worst], "where the search for the posterior mode stopped", jump)
 
 
-def jump_message(summit: ModeNeighbourhood, way: Tensor, where: str, reach: float = 0.0) -> str | None:
+def jump_message(neighbourhood: ModeNeighbourhood, way: Tensor, where: str, reach: float = 0.0) -> str | None:
     """The error message for a jump of the log density from ``u - way`` to ``u + way``; None where it is continuous.
 
     Across ever smaller parts of the way, that part is taken in which the density changes most by what its slope does
@@ -241,16 +241,16 @@ def jump_message(summit: ModeNeighbourhood, way: Tensor, where: str, reach: floa
 
     :param reach: posterior standard deviations from ``u`` to either end: a jump counts by the mass that lies beyond.
     """
-    joint, u = summit.joint, summit.u
-    if _is_smooth(summit, way):
+    joint, u = neighbourhood.joint, neighbourhood.u
+    if _is_smooth(neighbourhood, way):
         return None
     if (double := joint.in_double) is not joint:  # whose rounding is no jump
-        exact = replace(summit, joint=double, density=AutogradDensity(double, None))
+        exact = replace(neighbourhood, joint=double, density=AutogradDensity(double, None))
         return jump_message(exact, way, where, reach)
     ends, num = (u - way, u + way), PIECES
     for _ in range(ROUNDS):
         rows = torch.stack([ends[0].lerp(ends[1], i / num) for i in range(num + 1)])
-        value, slope = summit.slopes(rows)
+        value, slope = neighbourhood.slopes(rows)
         along = 0.5 / num * (slope @ (ends[1] - ends[0]))
         gaps, rounding = (value.diff() - along[:-1] - along[1:]).abs(), 1e3 * torch.finfo(joint.dtype).eps * value.abs()
         away = reach * (rows[1:] - u).norm(dim=-1) / way.norm()
@@ -261,7 +261,7 @@ def jump_message(summit: ModeNeighbourhood, way: Tensor, where: str, reach: floa
             return None
         ends, num = (rows[worst], rows[worst + 1]), 4
     moved = torch.where(joint.latents.by_part.to(u.device), ends[1], ends[0])
-    jumps = (summit.heights(moved) - value[worst]).abs().nan_to_num()
+    jumps = (neighbourhood.heights(moved) - value[worst]).abs().nan_to_num()
     return (
         f"the log joint density jumps by {size:.2g} nats along site '{joint.latents.names[int(jumps.argmax())]}', "
         f"{where}; expected a density that is continuous and smooth in every latent. Look for comparisons with that "
@@ -271,22 +271,22 @@ def jump_message(summit: ModeNeighbourhood, way: Tensor, where: str, reach: floa
     )
 
 
-def _is_smooth(summit: ModeNeighbourhood, way: Tensor) -> bool:
+def _is_smooth(neighbourhood: ModeNeighbourhood, way: Tensor) -> bool:
     """Whether the values of the density from ``u - way`` to ``u + way``, and one slope, tell that it does not jump.
 
     Seventh differences show a jump twentyfold, and two of one sign fivefold; but not stairs of one height in each
     piece, which rise where the slope does not.
     """
-    u, middle = summit.u, PIECES // 2
-    along = summit.slopes(u.unsqueeze(0))[1][0] @ way / middle
-    value = summit.heights(torch.stack([(u - way).lerp(u + way, i / PIECES) for i in range(PIECES + 1)]))
+    u, middle = neighbourhood.u, PIECES // 2
+    along = neighbourhood.slopes(u.unsqueeze(0))[1][0] @ way / middle
+    value = neighbourhood.heights(torch.stack([(u - way).lerp(u + way, i / PIECES) for i in range(PIECES + 1)]))
     near, far = (value[middle + k] - value[middle - k] for k in (1, 2))
     stairs = (8.0 * near - far) / 12.0 - along  # the difference is of order four
     off = torch.cat([value.diff(n=7), stairs.reshape(1)]).abs()
-    return bool((off <= JUMP + 1e3 * torch.finfo(summit.joint.dtype).eps * value.abs().amax()).all())
+    return bool((off <= JUMP + 1e3 * torch.finfo(neighbourhood.joint.dtype).eps * value.abs().amax()).all())
 
 
-def require_own_slopes(summit: ModeNeighbourhood) -> None:
+def require_own_slopes(neighbourhood: ModeNeighbourhood) -> None:
     """Refuse a density whose slope along some site is not its own.
 
     Along each site, beside the point, where corners are not, the slope is compared with a difference of the density;
@@ -294,13 +294,13 @@ def require_own_slopes(summit: ModeNeighbourhood) -> None:
 
     :raises NotSmooth: naming the site.
     """
-    joint, u = summit.joint, summit.u
+    joint, u = neighbourhood.joint, neighbourhood.u
     ways = joint.latents.by_part.to(u.device) * ((1.0 + u.abs()) * generic_directions(1, len(u), u)[0])
     beside = u + 0.01 * (1.0 + u.abs()) * generic_directions(2, len(u), u)[1]
     eps = torch.finfo(joint.dtype).eps
     step = eps ** (1.0 / 3.0)
-    slope = summit.slopes(beside.unsqueeze(0))[1][0]
-    ends = summit.heights(torch.cat([beside + times * step * ways for times in (1.0, -1.0, 2.0, -2.0)]))
+    slope = neighbourhood.slopes(beside.unsqueeze(0))[1][0]
+    ends = neighbourhood.heights(torch.cat([beside + times * step * ways for times in (1.0, -1.0, 2.0, -2.0)]))
     ahead, behind, farther_ahead, farther_behind = ends.chunk(4)
     promised, found = ways @ slope, (ahead - behind) / (2.0 * step)
     unsure = (found - (farther_ahead - farther_behind) / (4.0 * step)).abs()
@@ -332,8 +332,8 @@ class GradientMismatch:
     error: float
 
 
-def _not_smooth(summit: ModeNeighbourhood, step: Tensor, where: str, what: str) -> NotSmooth:
-    gaps = _site_gaps(summit.joint, summit.u, summit.theta, step)
+def _not_smooth(neighbourhood: ModeNeighbourhood, step: Tensor, where: str, what: str) -> NotSmooth:
+    gaps = _site_gaps(neighbourhood.joint, neighbourhood.u, neighbourhood.theta, step)
     name = max(gaps, key=lambda n: gaps[n].size)
     return _kink(gaps[name], name, where, what)
 
@@ -390,7 +390,7 @@ LEAST_DIP = 0.01  # nats below the far end, somewhere before it
 FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
 
 
-def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None:
+def require_proper_mode(neighbourhood: ModeNeighbourhood, precision: Precision) -> None:
     """Walk away from the mode along its flattest direction, and along the ray from the origin through each site.
 
     A mode at infinity is not found by its curvature, which is rounding there: but further out on the ray the density
@@ -398,30 +398,30 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None
 
     :raises ImproperPosterior: when the log joint stays up on one side.
     """
-    direction, rays = precision.least_precise_direction(summit.active)[0], _rays(summit)
+    direction, rays = precision.least_precise_direction(neighbourhood.active)[0], _rays(neighbourhood)
     most = 2 * (len(FAR) + NUM_ON_THE_WAY)
     # a few of the places show as a rule that none of the others matters
     few = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
     moves = torch.cat([few, *(ends[:1] for _, ends in rays)])
-    falls = torch.cat([summit.fall(part) for part in moves.split(most)])
+    falls = torch.cat([neighbourhood.fall(part) for part in moves.split(most)])
     if bool((falls[:2] >= LEAST).all()) and bool((falls[2:].abs() >= LEAST_FALL).all()):
         return
     on_the_way = [NEAR * k / NUM_ON_THE_WAY for k in range(1, NUM_ON_THE_WAY + 1)]
     steps = torch.tensor((*FAR, *on_the_way)).to(direction)[:, None] * direction
     moves = torch.cat([steps, -steps, *(r for _, r in rays)])
-    falls = torch.cat([summit.fall(part) for part in moves.split(most)])
+    falls = torch.cat([neighbourhood.fall(part) for part in moves.split(most)])
     far, near = falls[:most].reshape(2, len(steps)).split([len(FAR), NUM_ON_THE_WAY], -1)
     stays_up = bool((far < LEAST).all(-1).any())
     dip = near[:, :-1].amax(-1) - near[:, -1]  # behind one there is another mode: a second labelling, for one
     level = bool(((near[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
     if stays_up or level:
         away = f"{FAR[-1] if stays_up else NEAR:g} posterior standard deviations away"
-        raise _improper(summit, int(direction.abs().argmax()), away)
+        raise _improper(neighbourhood, int(direction.abs().argmax()), away)
     for (largest, _), fall in zip(rays, falls[most:].reshape(-1, 2), strict=True):
-        _require_fall(summit, largest, fall)
+        _require_fall(neighbourhood, largest, fall)
 
 
-def require_end(summit: ModeNeighbourhood, precision: Precision) -> None:
+def require_end(neighbourhood: ModeNeighbourhood, precision: Precision) -> None:
     """Refuse a log joint without an integral, as its ends in some directions tell.
 
     One that rises without end, where it grows by more than any normal density falls; and one that at last falls no
@@ -429,18 +429,20 @@ def require_end(summit: ModeNeighbourhood, precision: Precision) -> None:
 
     :raises ImproperPosterior: naming the site that rises most by itself, or that falls too slowly.
     """
-    sd = precision.variance[0].sqrt() * summit.active
+    sd = precision.variance[0].sqrt() * neighbourhood.active
     way = generic_directions(1, len(sd), sd)[0] * sd
     moves = torch.stack([sign * far * way for far in BEYOND for sign in (1.0, -1.0)])
-    near, far = summit.fall(moves).chunk(2)
-    parts, latents = summit.joint.latents.by_part.to(sd.device), summit.joint.latents
+    near, far = neighbourhood.fall(moves).chunk(2)
+    parts, latents = neighbourhood.joint.latents.by_part.to(sd.device), neighbourhood.joint.latents
     if bool(((far < near) & (near < -LEAST)).any()):
         how, alone = "the log joint rises without end", parts * (BEYOND[0] * way)
-        worst = int(torch.minimum(summit.fall(alone), summit.fall(-alone)).argmin())
+        worst = int(torch.minimum(neighbourhood.fall(alone), neighbourhood.fall(-alone)).argmin())
     else:
         real = torch.tensor([is_identity(part.transform) for part in latents], device=sd.device)  # others saturate
-        falls = torch.stack([summit.fall(torch.cat([end * parts * way, -end * parts * way])) for end in ENDS])
-        least = (parts * summit.active).sum(-1) * math.log(ENDS[1] / ENDS[0])  # to be faster than r^-d between two
+        falls = torch.stack([neighbourhood.fall(torch.cat([end * parts * way, -end * parts * way])) for end in ENDS])
+        least = (parts * neighbourhood.active).sum(-1) * math.log(
+            ENDS[1] / ENDS[0]
+        )  # to be faster than r^-d between two
         slow = (falls.diff(dim=0).view(len(ENDS) - 1, 2, -1) <= least * (1.0 + SLOW)).all(0).any(0)
         slow = slow & real & (least > 0)
         if not bool(slow.any()):
@@ -459,38 +461,40 @@ def no_integral(how: str, site: str) -> ImproperPosterior:
     )
 
 
-def is_proper(summit: ModeNeighbourhood, *, factors: bool = False) -> bool:
+def is_proper(neighbourhood: ModeNeighbourhood, *, factors: bool = False) -> bool:
     """Whether no prior is flat and no data come by ``pyro.factor``: then almost all data have an evidence.
 
     :param factors: whether these may be there.
     """
-    joint = summit.joint
-    nodes = joint.trace(summit.u, summit.theta).nodes
+    joint = neighbourhood.joint
+    nodes = joint.trace(neighbourhood.u, neighbourhood.theta).nodes
     latent = [*joint.latents.names, *(n for n in joint.hypers.names if nodes[n]["type"] == "sample")]
     return (factors or not joint.factors) and not any(is_improper(nodes[n]) for n in latent)
 
 
-def rounding(summit: ModeNeighbourhood, u: Tensor) -> float:
+def rounding(neighbourhood: ModeNeighbourhood, u: Tensor) -> float:
     """Nats by which the log joint at ``u`` ``(D,)``, a sum of terms that may be larger, may be off."""
-    terms = [node["log_prob"].detach().abs().sum() for node in _sites(summit.joint, u, summit.theta).values()]
-    return torch.finfo(summit.joint.dtype).eps * float(sum(terms))
+    terms = [
+        node["log_prob"].detach().abs().sum() for node in _sites(neighbourhood.joint, u, neighbourhood.theta).values()
+    ]
+    return torch.finfo(neighbourhood.joint.dtype).eps * float(sum(terms))
 
 
-def require_fall_on_rays(summit: ModeNeighbourhood) -> None:
+def require_fall_on_rays(neighbourhood: ModeNeighbourhood) -> None:
     """Walk out on the ray from the origin through the mode, and through each site's part of it alone.
 
     :raises ImproperPosterior: when the log joint stays where it is.
     """
-    for largest, ends in _rays(summit):
-        _require_fall(summit, largest, summit.fall(ends))
+    for largest, ends in _rays(neighbourhood):
+        _require_fall(neighbourhood, largest, neighbourhood.fall(ends))
 
 
-def _rays(summit: ModeNeighbourhood) -> list[tuple[int, Tensor]]:
+def _rays(neighbourhood: ModeNeighbourhood) -> list[tuple[int, Tensor]]:
     """The largest coordinate of each ray, and the moves ``(2, D)`` to twice the mode and to its far end."""
     rays = []
-    for block in [slice(0, len(summit.u)), *summit.joint.latents.slices.values()]:
-        ray = torch.zeros_like(summit.u)
-        ray[block] = summit.u[block] * summit.active[block]
+    for block in [slice(0, len(neighbourhood.u)), *neighbourhood.joint.latents.slices.values()]:
+        ray = torch.zeros_like(neighbourhood.u)
+        ray[block] = neighbourhood.u[block] * neighbourhood.active[block]
         largest = int(ray.abs().argmax())
         if bool(ray[largest] != 0.0):
             end = FAR_OUT * max(1.0, float(1.0 / ray[largest].abs()))
@@ -498,19 +502,19 @@ def _rays(summit: ModeNeighbourhood) -> list[tuple[int, Tensor]]:
     return rays
 
 
-def _require_fall(summit: ModeNeighbourhood, largest: int, fall: Tensor) -> None:
+def _require_fall(neighbourhood: ModeNeighbourhood, largest: int, fall: Tensor) -> None:
     """Refuse a log joint that is where it was both at twice the mode and at the far end of a ray through it."""
     if bool((fall.abs() < LEAST_FALL).all()):
-        raise _improper(summit, largest, "at twice the mode and far beyond")
+        raise _improper(neighbourhood, largest, "at twice the mode and far beyond")
 
 
-def _improper(summit: ModeNeighbourhood, index: int, distance: str) -> ImproperPosterior:
+def _improper(neighbourhood: ModeNeighbourhood, index: int, distance: str) -> ImproperPosterior:
     """The error message for a density that stays up along a direction whose largest coordinate is ``index``."""
     return ImproperPosterior(
         f"the log joint is as high as at its maximum {distance}, along a direction that points at "
-        f"{summit.joint.latents.label(index)}: the posterior is improper or nearly so, or its mode lies at infinity "
-        f"(separable classes, collinear columns, a flat prior). {double_precision(summit.joint)}Give that site a "
-        f"proper prior, for example Normal(0, 10) on standardised inputs."
+        f"{neighbourhood.joint.latents.label(index)}: the posterior is improper or nearly so, or its mode lies at "
+        f"infinity (separable classes, collinear columns, a flat prior). {double_precision(neighbourhood.joint)}Give "
+        f"that site a proper prior, for example Normal(0, 10) on standardised inputs."
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from pyro_evidence.laplace.approximation import LaplaceRows
+from pyro_evidence.laplace.approximation import LaplaceBatch
 from pyro_evidence.numerics.batched import CACHED_NUMBERS
 from pyro_evidence.numerics.derivatives import normal_draws, passes_to, pullback
 from pyro_evidence.numerics.linalg import most_independent
@@ -172,15 +172,15 @@ class Quadratics:
         second = self.powers.mT @ (own.diag_embed() + covariance) @ self.powers
         return value, own @ self.powers, second
 
-    def modes(self, theta: Tensor) -> LaplaceRows:
+    def modes(self, theta: Tensor) -> LaplaceBatch:
         """Laplace's approximation, which is exact here, at ``(r, T + 1)``."""
         rows, away = self._rows(theta[:, -1]), (theta[:, :-1] - self.centre).unsqueeze(-1)
         value, _, slope, tril = self._moments(rows, away)
         u = torch.cholesky_solve(slope, tril[:, 0]).squeeze(-1)
         objective, active = self._finite(value, rows, away).squeeze(1), torch.ones_like(u) > 0
-        return LaplaceRows(theta, active, u, tril[:, 0], objective, ~active[:, 0])
+        return LaplaceBatch(theta, active, u, tril[:, 0], objective, ~active[:, 0])
 
-    def follows(self, found: LaplaceRows) -> Tensor:
+    def follows(self, found: LaplaceBatch) -> Tensor:
         """The derivatives of modes in the hyperparameters, ``(r, D, T)``."""
         theta, numbers = found.theta[:, :-1], found.theta[:, -1]
         rows, weights = self._rows(numbers), self.weights(theta).unsqueeze(-1)

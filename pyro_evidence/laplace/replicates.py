@@ -13,7 +13,7 @@ from torch._C._functorch import is_batchedtensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
-from pyro_evidence.laplace.approximation import INFLATED, LaplaceRows, Problem, inflation, laplace_rows
+from pyro_evidence.laplace.approximation import INFLATED, LaplaceBatch, Problem, inflation, laplace_batch
 from pyro_evidence.laplace.gradient import STEP, differences, slopes_of_rows
 from pyro_evidence.laplace.pruning import AWAY, either_way
 from pyro_evidence.laplace.quadratics import Quadratics
@@ -49,7 +49,7 @@ class Maxima:
     log_hyperprior: Tensor
     precision: Tensor
     found: Tensor
-    rows: LaplaceRows | None = None
+    rows: LaplaceBatch | None = None
     follows: Tensor | None = None
 
 
@@ -67,12 +67,12 @@ class Evidence:
     places: Tensor
     known: Quadratics | None = None
 
-    def modes(self, theta: Tensor) -> LaplaceRows:
+    def modes(self, theta: Tensor) -> LaplaceBatch:
         """Laplace's approximation at each row."""
         if self.known is not None:
             return self.known.modes(theta)
         numbers = theta[:, -1].long()
-        found = laplace_rows(self.problem, theta, self.problem.active.expand(len(theta), -1), self.places[numbers])
+        found = laplace_batch(self.problem, theta, self.problem.active.expand(len(theta), -1), self.places[numbers])
         good = found.objective.isfinite()
         self.places[numbers[good]] = found.u[good]
         return found
@@ -87,7 +87,7 @@ class Evidence:
         """Log hyperprior of each row, nats, ``(R,)``."""
         return self.joint.log_hyperpriors(theta[:, -1], theta[:, None, :-1]).squeeze(1)
 
-    def slope(self, found: LaplaceRows) -> Tensor:
+    def slope(self, found: LaplaceBatch) -> Tensor:
         """Exact slopes of the objective, zero for the number of the data set and where there is no mode."""
         total = slopes_of_rows(self.problem, found.theta, found.u, found.active, found.tril).total
         total = total + gradient(lambda rows, _: self.log_hyperprior(rows), found.theta, found.theta)[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.fitting.iterate import Fit, Status, bar_of
 from pyro_evidence.laplace.approximation import (
-    LaplaceRows,
+    LaplaceBatch,
     LaplaceState,
     Problem,
     at_modes,
@@ -31,7 +31,7 @@ from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.linear_predictor import gram_diagonal
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.parameters import NOTHING, submodules
+from pyro_evidence.program.parameters import DUMMY_SITE, submodules
 from pyro_evidence.settings import seeded
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.factors import SMALL
@@ -55,7 +55,7 @@ def starts(joint: LogJoint, num: int, seed: int) -> Tensor:
 
 def has_params_alone(joint: LogJoint) -> bool:
     """Whether a model has no latent site of its own that is integrated, so that starts can differ in params only."""
-    return NOTHING in joint.latents.names
+    return DUMMY_SITE in joint.latents.names
 
 
 def thetas(joint: LogJoint, num: int, seed: int) -> Tensor:
@@ -85,7 +85,7 @@ def automatic(problem: Problem) -> int:
     if joint.values.keys() >= set(joint.latents.names):  # all begin at one place
         return 1
     parts = structure.predictors.linear if structure.predictors is not None else ()
-    simple = bool(parts) and all(part.slot.mixture is None for part in parts)
+    simple = bool(parts) and all(part.likelihood.mixture is None for part in parts)
     if joint.latents.size > SMALL or (simple and not joint.discrete) or structure.eliminated is not None:
         return 1
     return SEVERAL if _are_cheap(joint) else 1
@@ -257,7 +257,7 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     return best.theta, best.u
 
 
-def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
+def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceBatch:
     """Rows with their weights near the mode, and the log evidence there, by Gauss-Newton."""
     by_rows, limits = problem.density_by_rows, replace(problem.limits, tolerance=1e-2, num_steps=ROUNDS)
     active = torch.ones_like(u, dtype=torch.bool)
@@ -306,7 +306,7 @@ def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
     extreme = (felt > 0) & ((felt < WEAK) | (felt > OVERWHELMED))
     if not bool(extreme.any()):
         return problem, places
-    ratio = felt / max(1, sum(p.slot.layout.shape.numel() for p in density.linear))  # of one datum
+    ratio = felt / max(1, sum(p.likelihood.layout.shape.numel() for p in density.linear))  # of one datum
     joint, groups, moved = copy.copy(problem.joint), problem.structure.groups, torch.zeros_like(extreme)
     joint.initial_theta = theta = theta.clone()
     if groups is not None:

@@ -18,7 +18,7 @@ from pyro_evidence.laplace.approximation import (
     can_compare,
     is_rounding,
     is_singular,
-    laplace_rows,
+    laplace_batch,
     laplace_state,
     log_priors,
     modes_of_rows,
@@ -360,7 +360,7 @@ def _off_plateaus(state: TypeII) -> TypeII:
     if own.factors is not None:
         near = near_states(own, theta, u, log_priors(own, theta))
     elif can_compare(own) and len(places) > 1:  # of a batch the highest, and those where it found no mode
-        height = laplace_rows(own, theta, torch.stack([p.active for p, _ in places]), u).objective
+        height = laplace_batch(own, theta, torch.stack([p.active for p, _ in places]), u).objective
         top = int(height.argmax()) if bool(height.amax() > laplace.objective + 0.5 * WORTH) else -1
         places = [p for i, p in enumerate(places) if i == top or not bool(height[i].isfinite())]
     for (problem, there), known in zip(places, near or [None] * len(places), strict=True):

@@ -160,7 +160,7 @@ def laplace_state(
     if isinstance(precision, Dense):
         scaled: Precision = Dense(precision.tril / units.unit)
     else:
-        scaled = Diagonal(precision.adjoint.reciprocal() / units.unit.square())
+        scaled = Diagonal(precision.log_det_gradient.reciprocal() / units.unit.square())
     numbers = (scaled, decrement, log_evidence - jacobian, torch.zeros_like(log_evidence))
     state = LaplaceState(problem, joint.initial_theta, original.W.reshape(-1), log_joint, *numbers)
     return state, original, refusal

@@ -19,7 +19,7 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import HILL, beyond_valleys
-from pyro_evidence.numerics.quadrature.reparameterise import PROBES, STEPS, Standardisation, chart
+from pyro_evidence.numerics.quadrature.reparameterise import PROBES, STEPS, Standardisation, standardising
 from pyro_evidence.program.sites import is_improper
 
 ROUNDS = 8  # of any search, each around the mode that the last has found
@@ -72,7 +72,7 @@ def maximised(state: LaplaceState, marginalised: Tensor, rise: Tensor | None = N
 
 def _nodes(found: OuterMode) -> tuple[Tensor, Tensor]:
     """Nodes ``(K, d)`` that stay as hyperparameters move, and log weights; beyond eight dimensions the mode alone."""
-    where = chart(found.centre, found.precision)
+    where = standardising(found.centre, found.precision)
     if where.num_dims <= rules.PRODUCT_DIMS:
         rule = rules.product(rules.gauss_hermite(NODES[0]), where.num_dims)
     elif where.num_dims <= rules.LARGEST_DESIGN:

@@ -11,8 +11,8 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
+    laplace_batch,
     laplace_problem,
-    laplace_rows,
     log_priors,
     near_states,
     reached,
@@ -158,7 +158,7 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[int]) 
     size = max(1, batched.BATCH_NUMBERS // start.shape[-1] ** 2)
     parts, exact = [], _in_double(problem)
     for t, s in zip(theta.split(size), start.split(size), strict=True):
-        parts.append(laplace_rows(exact, t, problem.active.expand(len(t), -1), s))
+        parts.append(laplace_batch(exact, t, problem.active.expand(len(t), -1), s))
     u, tril = torch.cat([p.u for p in parts]), torch.cat([p.tril for p in parts])
     log_evidence = torch.cat([p.objective for p in parts])
     for row in torch.nonzero(log_evidence == -torch.inf).flatten().tolist():

@@ -80,7 +80,10 @@ class LaplaceNodes:
         """The nodes of marginalised sites."""
         problem, nodes = integral.outer_mode.state.problem, integral.nodes
         weights = integral.log_weights.exp().where(nodes.log_density.isfinite(), 0.0)
-        laplace, z = nodes.log_density - log_priors(problem, nodes.theta), integral.chart.inverse(integral.phi)
+        laplace, z = (
+            nodes.log_density - log_priors(problem, nodes.theta),
+            integral.standardisation.inverse(integral.phi),
+        )
         return cls(problem, nodes.theta, nodes.u, nodes.precision, laplace, weights, z, turned)
 
 

@@ -31,7 +31,7 @@ from pyro_evidence.numerics.quadrature.densities import (
     Normal,
     Trend,
 )
-from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, PROBES, Standardisation, chart
+from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, PROBES, Standardisation, standardising
 from pyro_evidence.numerics.quadrature.rules import Rule
 from pyro_evidence.precision.dense import Dense, Precision, Separate, packed_factors, precision_tril, unpacked_factors
 from pyro_evidence.structure.factors import SMALL
@@ -110,7 +110,7 @@ class OuterMode:
     @cached_property
     def gaussian(self) -> Standardisation:
         """Axes of the Gaussian at the mode of the marginalised sites."""
-        return chart(self.centre, self.precision)
+        return standardising(self.centre, self.precision)
 
     @cached_property
     def probed(self) -> ConditionalModes:
@@ -154,7 +154,7 @@ class Integral:
     """
 
     outer_mode: OuterMode
-    chart: Standardisation
+    standardisation: Standardisation
     density: MarginalisedDensity
     log_evidence: Tensor
     error: float
@@ -200,7 +200,10 @@ class Integral:
 
         ``(B, D)`` each; None where they are not known, or zero.
         """
-        z, problem = skewness_points(self.chart.num_dims, self.chart.centre)[0], self.outer_mode.state.problem
+        z, problem = (
+            skewness_points(self.standardisation.num_dims, self.standardisation.centre)[0],
+            self.outer_mode.state.problem,
+        )
         inner = self.inner(z)
         rows = [(inner.u[i], inner.precision.row(i)) for i in range(len(z))]
         found = [mean_shift(problem, inner.theta[i], *row) for i, row in enumerate(rows)]
@@ -216,11 +219,15 @@ class Integral:
         None for very many coordinates: an axis through the mode ends before it comes to where the mass is.
         """
         problem, size = self.outer_mode.state.problem, self.outer_mode.state.problem.joint.latents.size
-        choices = skewness_points(self.chart.num_dims, self.chart.centre) if size <= skewness.LARGEST else ()
+        choices = (
+            skewness_points(self.standardisation.num_dims, self.standardisation.centre)
+            if size <= skewness.LARGEST
+            else ()
+        )
         z = next((z for z in choices if is_affordable(problem, num_each * size * len(z))), None)
         if z is None:
             return None
-        inner = self.outer_mode.inner(self.chart.forward(z))
+        inner = self.outer_mode.inner(self.standardisation.forward(z))
         found = profiles(problem, replace(inner, precision=self.factored(inner.precision, len(z))))
         return None if found is None else (found, z)
 
@@ -231,12 +238,12 @@ class Integral:
 
     def inner(self, z: Tensor) -> ConditionalModes:
         """Laplace inside at ``z`` ``(R, d)``: as it follows from the nodes, searched where these do not tell."""
-        phi, known = self.chart.forward(z), self.known
+        phi, known = self.standardisation.forward(z), self.known
         if known is None:
             return self.outer_mode.inner(phi, self.modes(z))
         weights, error = known.curve.weights(z), known.curve.errors(z, known.apart)[0]
         log_ratio, u, factors = (weights @ x.to(weights) for x in (known.log_ratio, known.u, known.packed))
-        log_density = log_ratio - self.chart.log_slope(z) - 0.5 * (z.square() + math.log(math.tau)).sum(-1)
+        log_density = log_ratio - self.standardisation.log_slope(z) - 0.5 * (z.square() + math.log(math.tau)).sum(-1)
         far = ~(error <= CLOSE)
         if bool(far.any()):
             searched = self.outer_mode.inner(phi[far], self.modes(z[far]))
@@ -259,7 +266,7 @@ class Integral:
             rows = rows[: each and HELD_NUMBERS // (2 * each)]
         if not len(rows):
             return None
-        found = _searched_at(self.chart, self.chart.inverse(self.phi), self.nodes).chosen(rows)
+        found = _searched_at(self.standardisation, self.standardisation.inverse(self.phi), self.nodes).chosen(rows)
         try:
             return found if bool(found.apart.isfinite().all()) else None
         except LinAlgError:  # nodes too near one another
@@ -270,7 +277,9 @@ class Integral:
         """Share of draws whose inner modes are searched, by a few of them."""
         if self.known is None:
             return 1.0
-        z = self.density.unwhiten(rules.quasi_normal(FEW_DRAWS, self.chart.num_dims).to(self.chart.centre))
+        z = self.density.unwhiten(
+            rules.quasi_normal(FEW_DRAWS, self.standardisation.num_dims).to(self.standardisation.centre)
+        )
         return float((self.known.curve.errors(z, self.known.apart)[0] > CLOSE).double().mean())
 
     @cached_property
@@ -278,11 +287,11 @@ class Integral:
         """Where inner modes are expected."""
         known = self.log_weights.topk(min(MOST_CELLS, len(self.phi))).indices
         known = known[torch.isfinite(self.nodes.log_density[known])]
-        return Trend(self.chart.inverse(self.phi[known]), self.nodes.u[known])
+        return Trend(self.standardisation.inverse(self.phi[known]), self.nodes.u[known])
 
     def tilted(self, slope: Tensor) -> "Integral":
         """With a log density that is higher by ``slope'z``, nats, and nodes that weigh accordingly."""
-        log_weights = (self.log_weights + self.chart.inverse(self.phi) @ slope).log_softmax(0)
+        log_weights = (self.log_weights + self.standardisation.inverse(self.phi) @ slope).log_softmax(0)
         return replace(self, density=self.density.tilted(slope), log_weights=log_weights)
 
     @property
@@ -449,9 +458,9 @@ def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, el
     front, step = set(map(tuple, starts.round().long().tolist())), 1.0  # standard deviations at the mode
     if len(elsewhere):  # between modes all may count
         front |= {(cell,) for cell in range(int(starts.min()) - 4, int(starts.max()) + 5)}
-    best, flooded = None, _flood_fill(found, where, step, front)
-    while flooded is not None:
-        cells, heights, u = flooded
+    best, region = None, _flood_fill(found, where, step, front)
+    while region is not None:
+        cells, heights, u = region
         even = cells.sum(-1) % 2 == 0
         error = float((heights[even].logsumexp(0) + math.log(2.0) - heights.logsumexp(0)).abs())
         best = cells, step, u, error
@@ -459,7 +468,7 @@ def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, el
             break
         high = cells[heights > heights.amax() - DEPTHS[where.num_dims]]
         front, step = set(map(tuple, (2 * high).tolist())), 0.5 * step
-        flooded = _flood_fill(found, where, step, front)
+        region = _flood_fill(found, where, step, front)
     if best is None or best[-1] > BARELY * tolerance:
         return None
     cells, step, u, error = best

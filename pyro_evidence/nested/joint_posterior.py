@@ -97,7 +97,7 @@ class NestedPrecision(Precision):
         return self.places.whole(marginalised, inner).unsqueeze(0)
 
     @property
-    def adjoint(self) -> Tensor:
+    def log_det_gradient(self) -> Tensor:
         """``A^-1``, dense."""
         size = len(self.places.marginalised) + len(self.places.inner)
         rows = self.unwhiten(torch.eye(size, dtype=torch.float64, device=self.places.marginalised.device))
@@ -156,16 +156,16 @@ class Proposal(Calibrated):
         z = integral.density.unwhiten(white[:, self.places.marginalised].double())
         inner, noise = integral.inner(z), white[:, self.places.inner].double()
         skewed, log_growth = integral.skewness_correction.forward(z, noise)
-        u = self.places.whole(integral.chart.forward(z), inner.u + inner.precision.unwhiten(skewed))
+        u = self.places.whole(integral.standardisation.forward(z), inner.u + inner.precision.unwhiten(skewed))
         return u, self._log_density(z, inner, noise) - log_growth
 
     def _log_prob_together(self, u: Tensor) -> Tensor:
-        z = self.integral.chart.inverse(u[:, self.places.marginalised].double())
+        z = self.integral.standardisation.inverse(u[:, self.places.marginalised].double())
         inner, skewness = self.integral.inner(z), self.integral.skewness_correction
         noise = skewness.inverse(z, inner.precision.whiten(u[:, self.places.inner].double() - inner.u))
         return self._log_density(z, inner, noise) - skewness.forward(z, noise)[1]
 
     def _log_density(self, z: Tensor, inner: ConditionalModes, noise: Tensor) -> Tensor:
-        log_marginalised = self.integral.density.log_prob(z) - self.integral.chart.log_slope(z)
+        log_marginalised = self.integral.density.log_prob(z) - self.integral.standardisation.log_slope(z)
         log_inner = 0.5 * inner.precision.log_det - 0.5 * (noise.square() + math.log(math.tau)).sum(-1)
         return torch.where(inner.log_density == -torch.inf, torch.inf, log_marginalised + log_inner)

@@ -94,7 +94,7 @@ def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
     if integral.margins is None:
         axes = AxisMap(zero := torch.zeros_like(loc), zero + 1.0, zero, zero + 1.0)
     else:
-        every = integral.margins.axes(integral.chart.inverse(integral.phi[keep]))
+        every = integral.margins.axes(integral.standardisation.inverse(integral.phi[keep]))
         axes = AxisMap(*(part[:, places] for part in vars(every).values()))
     low, left, middle, right, high = (
         loc + sd * axes.forward(loc.new_full(loc.shape, z)) for z in (-END, -1, 0, 1, END)
@@ -111,7 +111,7 @@ def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
 
 def marginalised_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:
     """Density of one marginalised coordinate, ``(G,)``; the axis that it leans on most by a change of variables."""
-    where = integral.chart
+    where = integral.standardisation
     axis = int(where.basis[index].abs().argmax())
     order = (*(a for a in range(where.num_dims) if a != axis), axis)
     axes = AxisMap(*(part[list(order)] for part in vars(where.axes).values()))

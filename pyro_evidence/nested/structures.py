@@ -63,7 +63,7 @@ class Switched:
         """Whether fits look for no other modes: likelihoods are log-concave, or there are too many coordinates."""
         joint = self.density.joint
         trace = joint.trace(joint.initial_u, self._theta)
-        concave = not joint.discrete and all(part.slot.is_log_concave(trace) for part in self.density.linear)
+        concave = not joint.discrete and all(part.likelihood.is_log_concave(trace) for part in self.density.linear)
         return concave or joint.latents.size > MOST_COORDINATES
 
     @property

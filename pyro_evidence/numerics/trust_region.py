@@ -160,8 +160,8 @@ def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> tuple[Tensor,
         step = along / (values + shift)
         squares = step.square()
         size = squares.sum(-1, keepdim=True).sqrt()
-        bend = (squares / (values + shift)).sum(-1, keepdim=True)
-        shift = torch.maximum(floor, shift + (size / length - 1.0) * (size.square() / bend).nan_to_num(0.0))
+        fall = (squares / (values + shift)).sum(-1, keepdim=True)
+        shift = torch.maximum(floor, shift + (size / length - 1.0) * (size.square() / fall).nan_to_num(0.0))
     step = along / (values + shift)
     rest = (radius.square() - step.square().sum(-1)).clamp(min=0.0).sqrt()  # of the ball, for the hard case
     lowest = torch.where(step[:, 0] < 0, -rest, rest) * (values[:, 0] < 0)

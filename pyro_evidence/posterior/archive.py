@@ -368,7 +368,7 @@ def require_laplace(state: LaplaceState) -> None:
 
 def record_integral(integral: Integral) -> dict[str, Any]:
     """Everything that :func:`restore_integral` needs beside the state of all sites."""
-    found, density, z = integral.outer_mode, integral.density, integral.chart.inverse(integral.phi)
+    found, density, z = integral.outer_mode, integral.density, integral.standardisation.inverse(integral.phi)
     return {
         "sites": found.names,
         "theta": found.state.theta,
@@ -377,9 +377,9 @@ def record_integral(integral: Integral) -> dict[str, Any]:
         "follows": found.follows,
         "nodes_in_blocks": found.state.problem.nodes,
         "beside": beside(found.state),
-        "centre": integral.chart.centre,
-        "basis": integral.chart.basis,
-        "axes": list(vars(integral.chart.axes).values()),
+        "centre": integral.standardisation.centre,
+        "basis": integral.standardisation.basis,
+        "axes": list(vars(integral.standardisation.axes).values()),
         "rule": integral.rule,
         "step": density.step if isinstance(density, Lattice) else 1.0,
         "z": z,

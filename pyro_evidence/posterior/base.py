@@ -14,7 +14,7 @@ from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.program.checks import Arguments, as_tensors, new_data, require_kept, require_targets
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.parameters import NOTHING
+from pyro_evidence.program.parameters import DUMMY_SITE
 from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
 from pyro_evidence.program.sites import Values, is_improper
 from pyro_evidence.settings import check_count, quantile_levels
@@ -96,7 +96,7 @@ class Posterior:
 
     def _constrained(self, u: Tensor) -> Values:
         latents = self._joint.latents.constrained(u.to(self._joint.dtype))
-        return {n: v.detach() for n, v in latents.items() if n != NOTHING}
+        return {n: v.detach() for n, v in latents.items() if n != DUMMY_SITE}
 
     _num_remembered: Any = 0  # draws of seed 0 that cost nothing
     _price: Any = 0.0  # of another draw, seconds of the processor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.blocks.local import placed, spread
-from pyro_evidence.blocks.marginal import Marginal, Place, no_blocks
+from pyro_evidence.blocks.marginal import Marginal, SharedIterate, no_blocks
 from pyro_evidence.blocks.terms import Terms
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
@@ -513,7 +513,7 @@ def check_by_blocks(state: LaplaceState, log_evidence: float, num_samples: int, 
     }
 
 
-def _blocks_at_mode(state: LaplaceState, most: int) -> tuple[Marginal, Place, int]:
+def _blocks_at_mode(state: LaplaceState, most: int) -> tuple[Marginal, SharedIterate, int]:
     """Independent blocks, what they are at the mode, and the number of draws whose log densities are not too many."""
     problem = state.problem
     marginal = problem.marginal or problem.by_quadrature(COMPARED)
@@ -527,7 +527,7 @@ def _blocks_at_mode(state: LaplaceState, most: int) -> tuple[Marginal, Place, in
     return marginal, place, max(FEWEST_WEIGHTED, min(most, MOST // max(1, data)))
 
 
-def log_weights_of(terms: Terms, here: Place, num_samples: int, seed: int) -> Tensor:
+def log_weights_of(terms: Terms, here: SharedIterate, num_samples: int, seed: int) -> Tensor:
     """Log ratios of each block's density to Laplace's at draws of the latter, nats, ``(S, G)``."""
     p = terms.density.partition
     generator, rows, log_norm = seeded(seed), [], []
@@ -542,7 +542,7 @@ def log_weights_of(terms: Terms, here: Place, num_samples: int, seed: int) -> Te
     return _valued(terms, torch.cat(rows, 1), here) - torch.cat(log_norm, 1)
 
 
-def _valued(terms: Terms, rows: Tensor, here: Place) -> Tensor:
+def _valued(terms: Terms, rows: Tensor, here: SharedIterate) -> Tensor:
     """The log joint density of each block at many rows, ``(Q, G)``, a few rows at a time."""
     data = sum(len(owner) for owner in terms.density.partition.owner.values())
     size = max(1, HELD_NUMBERS // max(1, data))

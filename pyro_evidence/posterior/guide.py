@@ -127,7 +127,7 @@ def _gaussian(state: LaplaceState) -> Any:
     if isinstance(precision, LatentPrecision):  # its covariance may be too close to singular
         return dist.MultivariateNormal(loc, scale_tril=precision.scale_tril)
     if isinstance(precision, Dense):
-        scale_tril = torch.linalg.cholesky(precision.adjoint[0][active][:, active])
+        scale_tril = torch.linalg.cholesky(precision.log_det_gradient[0][active][:, active])
         return dist.MultivariateNormal(loc, scale_tril=scale_tril)
     if isinstance(precision, Diagonal):
         return dist.Normal(loc, precision.variance[0][active].sqrt()).to_event(1)

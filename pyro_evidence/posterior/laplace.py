@@ -43,7 +43,7 @@ from pyro_evidence.precision.dense import Dense
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.parameters import NOTHING
+from pyro_evidence.program.parameters import DUMMY_SITE
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws, largest_row, rows_at_once
 from pyro_evidence.program.sites import Values
@@ -183,7 +183,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def pruned(self) -> dict[str, Tensor]:
         """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
         found = self._joint.latents.unconstrained(~self.state.problem.active)
-        return {site: cells for site, cells in found.items() if site != NOTHING}
+        return {site: cells for site, cells in found.items() if site != DUMMY_SITE}
 
     @property
     def _mode_at(self) -> tuple[Tensor, Tensor]:
@@ -303,7 +303,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def _linear_terms(self) -> tuple[LikelihoodTerm, ...]:
         problem = self._inside.problem
         is_linear = problem.curvature is gauss_newton and not self._trusts_weights
-        return tuple(t for t in problem.structure.slots or () if t.mixture is None) if is_linear else ()
+        return tuple(t for t in problem.structure.likelihoods or () if t.mixture is None) if is_linear else ()
 
     def _draws_beside_modes(self, joint: LogJoint, num_samples: int, seed: int) -> Iterator[tuple[Values, Tensor]]:
         """As :meth:`_latent_draws`, of the Gaussian about each mode, beside this mode, ``name/mode``."""
@@ -602,7 +602,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         if not bool(active.any()):
             return math.inf
         if isinstance(precision, Dense | LatentPrecision):
-            variances = torch.linalg.eigvalsh(precision.adjoint[0][active][:, active])
+            variances = torch.linalg.eigvalsh(precision.log_det_gradient[0][active][:, active])
         else:
             variances = precision.least_precise_direction(active)[0].square().sum()
         return float(1.0 / variances.max())

@@ -111,7 +111,7 @@ class NestedPosterior(LaplacePosterior):
 
         By importance sampling, where that is believed, or by quadrature of independent blocks.
         """
-        d, state, problem = self.integral.chart.num_dims, self._inside, self._inside.problem
+        d, state, problem = self.integral.standardisation.num_dims, self._inside, self._inside.problem
         if problem.nodes == 1 and len(state.u) <= MOST_COORDINATES:
             away = 0.5 * state.precision.variance[0].sqrt()
             here, there = problem.density.precision(torch.stack([state.u, state.u + away]), state.theta).detach()
@@ -122,7 +122,7 @@ class NestedPosterior(LaplacePosterior):
             return found.slope
         with own_random_numbers(), without_validation(), torch.enable_grad(), suppress(ArithmeticError, RuntimeError):
             if self._joint.has_data and (slope := slope_of_error(self._inside)) is not None:
-                return self.integral.chart.basis.mT @ slope[self.integral.outer_mode.marginalised].double()
+                return self.integral.standardisation.basis.mT @ slope[self.integral.outer_mode.marginalised].double()
         return None
 
     @cached_property
@@ -199,7 +199,7 @@ class NestedPosterior(LaplacePosterior):
     @property
     def _judged(self) -> tuple[Tensor, Tensor]:
         """Slopes are without what Laplace leaves out inside; nan where it is not known, and may be notable."""
-        slope, basis, judged = self._slope_left_out, self.integral.chart.basis, self.state.problem.active
+        slope, basis, judged = self._slope_left_out, self.integral.standardisation.basis, self.state.problem.active
         if slope is None and self._left_out is not None and not self._left_out.is_doubtful:
             slope = torch.zeros_like(basis[0])
         if slope is None:
@@ -243,7 +243,7 @@ class NestedPosterior(LaplacePosterior):
 
         None where the inside is normal or large, or three axes are integrated already.
         """
-        problem, dims = self._inside.problem, self.integral.chart.num_dims
+        problem, dims = self._inside.problem, self.integral.standardisation.num_dims
         latents = problem.joint.latents
         names = [p.name for p in latents if p.size == 1 and not is_identity(p.transform)]
         small = 1 < len(latents.parts) and latents.size <= MOST_COORDINATES and is_batched(problem)
@@ -318,9 +318,13 @@ class NestedPosterior(LaplacePosterior):
     def _conditional_approximations(self) -> ConditionalApproximations:
         """Quasi-random draws of the marginalised sites, and their weights but for the data."""
         integral, problem = self.integral, self.integral.outer_mode.state.problem
-        z = integral.density.unwhiten(quasi_normal(LEFT_OUT_PLACES, integral.chart.num_dims).to(integral.chart.centre))
-        inner = integral.outer_mode.inner(integral.chart.forward(z))
-        log_weight = log_priors(problem, inner.theta) + integral.chart.log_slope(z) - integral.density.log_prob(z)
+        z = integral.density.unwhiten(
+            quasi_normal(LEFT_OUT_PLACES, integral.standardisation.num_dims).to(integral.standardisation.centre)
+        )
+        inner = integral.outer_mode.inner(integral.standardisation.forward(z))
+        log_weight = (
+            log_priors(problem, inner.theta) + integral.standardisation.log_slope(z) - integral.density.log_prob(z)
+        )
         return ConditionalApproximations(problem, inner.theta, inner.u, log_weight)
 
     @cached_property

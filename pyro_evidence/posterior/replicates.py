@@ -33,7 +33,7 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.derivatives import are_equal
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.quadrature import rules
-from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, chart
+from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, standardising
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.precision.choices import exact_hessian
@@ -70,7 +70,7 @@ def replicate_integrals(
         return solve_inner(problem, places.flatten(0, 1), start, searches=1).log_density.reshape(phi.shape[:2])
 
     eye = torch.eye(d).to(theta)
-    gaussian = chart(theta[:, None, :-1], torch.where(modes.found[:, None, None], modes.precision, eye))
+    gaussian = standardising(theta[:, None, :-1], torch.where(modes.found[:, None, None], modes.precision, eye))
     every = torch.arange(len(theta), device=theta.device)
     profile = log_density(every, gaussian.probes()).nan_to_num(nan=-torch.inf)
     drawn = drawn.expand(len(theta), -1, -1)
@@ -123,7 +123,7 @@ class Batch:
     posterior: Callable[[int], LaplacePosterior]
 
 
-NOTHING = Batch({}, dict[int, LaplacePosterior]().__getitem__)
+EMPTY = Batch({}, dict[int, LaplacePosterior]().__getitem__)
 
 
 def together(
@@ -158,13 +158,13 @@ def together(
             joint = Replicates(inside.inside(lambda model: SingularIsNan()(program or model)), columns(inside), num)
             found = _in_chunks(agreeing, joint, tolerance)
         except REFUSALS:
-            return NOTHING  # a model need not bear that its data are rows of a batch
+            return EMPTY  # a model need not bear that its data are rows of a batch
         both = [
             (found.log_evidences[i], float(agreeing[i].log_evidence)) for i in agreeing & found.log_evidences.keys()
         ]
         if both:
-            return found if all(agreed(*pair) for pair in both) else NOTHING
-    return NOTHING
+            return found if all(agreed(*pair) for pair in both) else EMPTY
+    return EMPTY
 
 
 def agreed(log_evidence: float, alone: float) -> bool:
@@ -226,9 +226,9 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
     reference, found = next(iter(alone.values())), dict[int, float]()
     inside = reference._inside.problem
     if joint.row_bytes is None:
-        return NOTHING
-    density = AutogradDensity(joint, inside.structure.slots)
-    problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.slots, None, density))
+        return EMPTY
+    density = AutogradDensity(joint, inside.structure.likelihoods)
+    problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.likelihoods, None, density))
     runs = BATCH_BYTES // joint.row_bytes
     at_once = runs // joint.latents.size
     origin, told = torch.zeros_like(joint.initial_u), torch.tensor(examples(joint.num))
@@ -237,7 +237,7 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
         if runs >= NUM_SAMPLES:
             made_of = power_sums(LogJoints(joint.at_settings, at_once), reference._inside.theta, told, origin)
     if made_of is None and (len(alone) < 2 or at_once < FEWEST_AT_ONCE):
-        return NOTHING
+        return EMPTY
     valid = joint.in_support()
     if isinstance(reference, NestedPosterior):  # whose batch looks for other modes
         drawn = all_prior_draws(reference.integral.outer_mode)
@@ -272,8 +272,10 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
 
 def _with_data(problem: Problem, joint: LogJoint, known: Quadratics | None = None) -> Problem:
     """The problem of another data set, whose log joint may be known."""
-    slots = problem.structure.slots
-    density = AutogradDensity(joint, slots) if known is None else QuadraticDensity(joint, slots, known=known)
+    likelihoods = problem.structure.likelihoods
+    density = (
+        AutogradDensity(joint, likelihoods) if known is None else QuadraticDensity(joint, likelihoods, known=known)
+    )
     return replace(problem, joint=joint, structure=replace(problem.structure, known=None, density=density))
 
 

@@ -252,11 +252,11 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
     """
     found, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
     integral = posterior._tilting(found)
-    if found.chart.num_dims == 1:
+    if found.standardisation.num_dims == 1:
         outer = found.outer_mode
         inside = outer.state if integral is found else in_blocks(outer.state, INSIDE)
         outer, problem = replace(outer, state=inside), replace(problem, nodes=inside.problem.nodes)
-        found = by_lattice(outer, found.chart, torch.arange(-CELLS, CELLS + 1).unsqueeze(-1), APART)
+        found = by_lattice(outer, found.standardisation, torch.arange(-CELLS, CELLS + 1).unsqueeze(-1), APART)
         integral = posterior._tilting(found) if inside.problem.nodes == 1 else found
     weights = integral.log_weights.softmax(0)
     kept = (weights > HEAVY) & integral.nodes.log_density.isfinite()

@@ -21,7 +21,7 @@ from pyro_evidence.numerics.coordinates import Coordinate, is_identity, transfor
 from pyro_evidence.posterior import averages, effects
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.parameters import NOTHING
+from pyro_evidence.program.parameters import DUMMY_SITE
 from pyro_evidence.program.sites import Values
 from pyro_evidence.settings import check_probability
 from pyro_evidence.structure.names import Coords, Dims, Names, as_written, names_of
@@ -329,7 +329,7 @@ def _panels(rows: Sequence[Sequence[Any]], fixed: set[str], positive: set[str]) 
 
 def site_rows(posterior: Tabulated, layout: TableLayout, until: float) -> tuple[Rows, list[str]]:
     """Rows of latent sites; draws are taken once, where a site is not normal."""
-    parts = layout.in_order(p for p in posterior._joint.latents if p.name != NOTHING)
+    parts = layout.in_order(p for p in posterior._joint.latents if p.name != DUMMY_SITE)
     straight = posterior._normal and posterior._skewed is None
     normal = [p.name for p in parts if straight and is_identity(p.transform)]
     levels = torch.special.ndtr(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()

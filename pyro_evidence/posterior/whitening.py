@@ -46,7 +46,7 @@ class AffineWhitening:
 
 @dataclass(frozen=True)
 class ConditionalWhitening:
-    """Marginalised coordinates by their own chart, inner ones white by the precision at the marginalised value.
+    """Marginalised coordinates standardised on their own, inner ones white by the precision at the marginalised value.
 
     Inner modes and factors are smooth interpolants of those at the nodes, so that the transform and its volume are
     exact for one another, however rough the interpolation is.
@@ -55,7 +55,7 @@ class ConditionalWhitening:
     :ivar mode: ``(B, D)``, ``log_diagonal`` ``(B, D)`` and ``unit`` ``(B, D, D)``, the factor over its diagonal.
     """
 
-    chart: Standardisation
+    standardisation: Standardisation
     places: IndexMap
     basis: Function
     mode: Tensor
@@ -67,17 +67,17 @@ class ConditionalWhitening:
         marginalised, mode, log_diagonal, tril = self._at(z[self.places.marginalised])
         away = torch.linalg.solve_triangular(tril.mT, z[self.places.inner].unsqueeze(-1), upper=True)[:, 0]
         u = self.places.whole(marginalised, mode + away)
-        return u, self.chart.log_slope(z[self.places.marginalised]) - log_diagonal.sum()
+        return u, self.standardisation.log_slope(z[self.places.marginalised]) - log_diagonal.sum()
 
     def _at(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         weights = self.basis(z)
         log_diagonal = weights @ self.log_diagonal
         tril = torch.tensordot(weights, self.unit, 1) * log_diagonal.exp()
-        return self.chart.forward(z), weights @ self.mode, log_diagonal, tril
+        return self.standardisation.forward(z), weights @ self.mode, log_diagonal, tril
 
     def inverse(self, u: Tensor) -> Tensor:
-        """Outer ones by the chart, inner ones by the factor there."""
-        z = self.chart.inverse(u[self.places.marginalised].unsqueeze(0))[0]
+        """Outer ones by the standardisation, inner ones by the factor there."""
+        z = self.standardisation.inverse(u[self.places.marginalised].unsqueeze(0))[0]
         _, mode, _, tril = self._at(z)
         return self.places.whole(z, tril.mT @ (u[self.places.inner] - mode))
 
@@ -117,13 +117,13 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
     integral, nodes, density = proposal.integral, proposal.integral.nodes, proposal.integral.density
     known, fit = torch.isfinite(nodes.log_density), None
     keep, basis = known & (integral.log_weights > NEGLIGIBLE), polynomials
-    if isinstance(density, Interpolated) and len(known) == len(density.rule.nodes) ** integral.chart.num_dims:
+    if isinstance(density, Interpolated) and len(known) == len(density.rule.nodes) ** integral.standardisation.num_dims:
         axis = density.rule.log_weights > NEGLIGIBLE_NODE
-        product = torch.cartesian_prod(*[axis] * integral.chart.num_dims).reshape(len(known), -1).all(-1)
+        product = torch.cartesian_prod(*[axis] * integral.standardisation.num_dims).reshape(len(known), -1).all(-1)
         if bool(known[product].all()):
             keep, basis = product, partial(splines, density.rule.nodes[axis, 0])
     if basis is polynomials:
-        fit = _least_squares(integral.chart.inverse(integral.phi[keep]), integral.log_weights[keep])
+        fit = _least_squares(integral.standardisation.inverse(integral.phi[keep]), integral.log_weights[keep])
         if fit is None:
             return AffineWhitening(posterior.state)
     rows = keep.nonzero().flatten().tolist()
@@ -131,7 +131,7 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
     parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)
-    return ConditionalWhitening(integral.chart, proposal.places, basis, *parts)
+    return ConditionalWhitening(integral.standardisation, proposal.places, basis, *parts)
 
 
 def _least_squares(z: Tensor, log_weights: Tensor) -> Tensor | None:

@@ -344,7 +344,7 @@ class BlockPrecision(Precision):
         return flat
 
     @cached_property
-    def adjoint(self) -> Elements:
+    def log_det_gradient(self) -> Elements:
         """``A^-1`` on the pattern, per family ``(F, k, k)``."""
         return tuple(family.gather(self.inverse) for family in self.plan.families)
 

@@ -32,7 +32,7 @@ class Precision(Protocol):
         """Diagonal of the inverse of ``A``, shape ``(R, D)``."""
 
     @property
-    def adjoint(self) -> Any:
+    def log_det_gradient(self) -> Any:
         """``d log |A| / d A``, in the layout of ``A``: a tensor, or one for each family of its elements."""
 
     def solve(self, b: Tensor) -> Tensor:
@@ -120,14 +120,14 @@ class Dense(Triangular):
     """One whose inverse is wanted as a matrix."""
 
     @property
-    def adjoint(self) -> Tensor:
+    def log_det_gradient(self) -> Tensor:
         """``A^-1``."""
         return torch.cholesky_inverse(self.tril)
 
     @cached_property
     def variance(self) -> Tensor:
         """Diagonal of ``A^-1``."""
-        return self.adjoint.diagonal(dim1=-2, dim2=-1).clone()  # lets the rest go
+        return self.log_det_gradient.diagonal(dim1=-2, dim2=-1).clone()  # lets the rest go
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ class Diagonal(Precision):
         return self.diagonal.log().sum(-1)
 
     @property
-    def adjoint(self) -> Tensor:
+    def log_det_gradient(self) -> Tensor:
         """The reciprocals."""
         return self.diagonal.reciprocal()
 
-    variance = adjoint
+    variance = log_det_gradient
 
     def solve(self, b: Tensor) -> Tensor:
         """``b / A``."""
@@ -187,9 +187,9 @@ class Separate(Precision):
         return torch.cat([A.variance for A in self.members])
 
     @property
-    def adjoint(self) -> tuple[Any, ...]:
+    def log_det_gradient(self) -> tuple[Any, ...]:
         """That of each, one after the other."""
-        return tuple(A.adjoint for A in self.members)
+        return tuple(A.log_det_gradient for A in self.members)
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b``, each by its own."""
@@ -243,9 +243,9 @@ class Remade(Precision):
         return self.make().variance
 
     @property
-    def adjoint(self) -> Any:
+    def log_det_gradient(self) -> Any:
         """That of the factor."""
-        return self.make().adjoint
+        return self.make().log_det_gradient
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b``."""
@@ -367,7 +367,7 @@ class DenseElements(Triangular):
         return self._inverse.diagonal().unsqueeze(0)
 
     @cached_property
-    def adjoint(self) -> Elements:
+    def log_det_gradient(self) -> Elements:
         """``A^-1`` on the pattern, per family ``(F, k, k)``."""
         return on_pattern(self.pattern, self._inverse)
 

@@ -437,7 +437,7 @@ class LatentPrecision(Precision):
         return (self.covariance.diagonal() - self.mode.factor.explained_diagonal(self.cross)).unsqueeze(0)
 
     @cached_property
-    def adjoint(self) -> Tensor:
+    def log_det_gradient(self) -> Tensor:
         """Posterior covariance, ``(1, D, D)``.  Rasmussen and Williams (2006), eq. 3.27."""
         return (self.covariance - self.mode.factor.explained(self.cross)).unsqueeze(0)
 

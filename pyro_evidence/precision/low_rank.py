@@ -142,7 +142,7 @@ class LowRank(Precision):
         return (*self.inner.panels, border.unsqueeze(1))
 
     def with_panels(self, panels: tuple[Tensor, ...]) -> "LowRank":
-        """Others of this plan, with ``Q`` made orthonormal again; their adjoints are not known."""
+        """Others of this plan, with ``Q`` made orthonormal again; their inverses are not known."""
         *inner, border = panels
         G, Q = (x.mT for x in border.squeeze(1).split([self.G.shape[-1], self.plan.size], -1))
         Q = Q / G.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
@@ -170,14 +170,14 @@ class LowRank(Precision):
         return self.inner.variance + ((self.W @ self._more) * self.W).sum(-1)
 
     @cached_property
-    def adjoint(self) -> Elements:
+    def log_det_gradient(self) -> Elements:
         """The covariance of ``x = (u, z)`` where factors touch it, per family ``(F, k, k)``."""
         size, num = self.plan.size, len(self.plan.B)
         R, G = self.R[0, :, num : 2 * num], self.G[0]
         half = torch.linalg.solve_triangular(G, R, upper=False)  # (q, r)
         cross = self.W @ torch.linalg.solve_triangular(G.mT, half, upper=True)  # A^-1 B', (D, r)
         whole = torch.cat([cross, half.mT @ half])  # cov(x, z)
-        pairs = zip(self.plan.pattern.index, self.plan._own, self.inner.adjoint, strict=True)
+        pairs = zip(self.plan.pattern.index, self.plan._own, self.inner.log_det_gradient, strict=True)
         return tuple(self._entries(index, keep, own, whole, size) for index, (_, keep), own in pairs)
 
     def _entries(self, index: Tensor, keep: Tensor, own: Tensor, whole: Tensor, size: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch.distributions.constraints import is_dependent
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.parameters import NOTHING
+from pyro_evidence.program.parameters import DUMMY_SITE
 from pyro_evidence.program.sites import Node, given_arguments, innermost
 
 STEPS = "steps of prior constants"  # the name of a param that no model has
@@ -61,7 +61,7 @@ def prior_constants(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[tuple[Pr
     """
     latents, hypers, nodes = differentiable_trace(joint, u, theta)
     leaves, found, left_out = [*latents.values(), *hypers.values()], list[PriorConstant](), list[str]()
-    for site in sorted({*joint.latents.names, *joint.maximised_sites} & {*nodes} - {NOTHING}):
+    for site in sorted({*joint.latents.names, *joint.maximised_sites} & {*nodes} - {DUMMY_SITE}):
         prior = innermost(nodes[site]["fn"])
         for argument, constraint in given_arguments(prior).items():
             value = getattr(prior, argument)

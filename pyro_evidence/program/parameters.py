@@ -232,17 +232,17 @@ def homes(parameter: Tensor, networks: Sequence[torch.nn.Module]) -> tuple[Home,
 @contextmanager
 def in_place(values: Mapping[str, Tensor], where: Mapping[str, Sequence[Home]]) -> Iterator[None]:
     """The networks' own parameters replaced by ``values`` inside, as they were outside."""
-    slots: list[tuple[dict[str, Any], str, str]] = [
+    entries: list[tuple[dict[str, Any], str, str]] = [
         (module._parameters, key, name) for name, found in where.items() for module, key in found
     ]
-    before = [slot[key] for slot, key, _ in slots]
+    before = [entry[key] for entry, key, _ in entries]
     try:
-        for slot, key, name in slots:
-            slot[key] = values[name]
+        for entry, key, name in entries:
+            entry[key] = values[name]
         yield
     finally:
-        for (slot, key, _), parameter in zip(slots, before, strict=True):
-            slot[key] = parameter
+        for (entry, key, _), parameter in zip(entries, before, strict=True):
+            entry[key] = parameter
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def _is_leaf(run: Callable[[], Any], nodes: Mapping[str, Node], latent: Mapping[
 
 
 MAY_LACK = "_may_lack_latents"  # set on a model that gets one where it has none
-NOTHING = "_nothing"  # the latent of a model that has none: standard normal, touched by nothing, integrated to one
+DUMMY_SITE = "_dummy"  # the latent of a model that has none: standard normal, touched by nothing, integrated to one
 
 
 def with_dummy_site(model: Callable[..., Any], zero: Tensor) -> Callable[..., Any]:
@@ -301,7 +301,7 @@ def with_dummy_site(model: Callable[..., Any], zero: Tensor) -> Callable[..., An
 
 
 def _beside_a_dummy(model: Callable[..., Any], zero: Tensor, *args: Any, **kwargs: Any) -> Any:
-    pyro.sample(NOTHING, dist.Normal(zero, torch.ones_like(zero)))
+    pyro.sample(DUMMY_SITE, dist.Normal(zero, torch.ones_like(zero)))
     return model(*args, **kwargs)
 
 

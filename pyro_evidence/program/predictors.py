@@ -228,7 +228,7 @@ class LikelihoodTerm:
         return self.mixture is None and any(is_like(base, family, base.batch_shape) for family in families)
 
     def blocks(self, trace: Trace) -> Tensor:
-        """The slot's values as data of coupled elements, shape ``(N, C)``."""
+        """The likelihood's values as data of coupled elements, shape ``(N, C)``."""
         return self.layout.blocks(self.predictor(trace).unsqueeze(0))[0]
 
     def log_likelihood(self, trace: Trace) -> LogLikelihood:
@@ -380,18 +380,18 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 class Sites:
     """The observed sites of a model by how they see the latents."""
 
-    slots: tuple[LikelihoodTerm, ...]
+    likelihoods: tuple[LikelihoodTerm, ...]
     free: tuple[str, ...]  # those that do not
 
 
 def read_sites(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
-    """The observed sites by how they see the latents; None when one does in a way that no slot describes.
+    """The observed sites by how they see the latents; None when one does in a way that no likelihood describes.
 
     A proposal: it holds where :func:`pyro_evidence.structure.recognise.recognise` has verified it.
 
     :param trace: run at ``u``, which requires a gradient.
     """
-    slots, free = [], []
+    likelihoods, free = [], []
     for name in joint.observed:
         parts = unwrapped(trace.nodes[name]["fn"])
         dependent = [k for k in parts.names if depends(getattr(parts.base, k), u)]
@@ -402,11 +402,11 @@ def read_sites(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
             if not sees:
                 free.append(name)
                 continue
-        slot = _slot(joint, name, trace, parts, dependent)
-        if slot is None:
+        likelihood = _likelihood_term(joint, name, trace, parts, dependent)
+        if likelihood is None:
             return None
-        slots.append(slot)
-    return Sites(tuple(slots), tuple(free))
+        likelihoods.append(likelihood)
+    return Sites(tuple(likelihoods), tuple(free))
 
 
 def _discrete_parents(joint: LogJoint, trace: Trace, name: str) -> list[str]:
@@ -416,34 +416,36 @@ def _discrete_parents(joint: LogJoint, trace: Trace, name: str) -> list[str]:
     return [n for n, d in dims.items() if -len(shape) <= d < 0 and shape[d] > 1]
 
 
-def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent: list[str]) -> LikelihoodTerm | None:
-    """The slot with its first link, the shape of ``eta`` and the dims that one datum ties together."""
+def _likelihood_term(
+    joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent: list[str]
+) -> LikelihoodTerm | None:
+    """The likelihood with its first link, the shape of ``eta`` and the dims that one datum ties together."""
     parents = _discrete_parents(joint, trace, name)
     if len(dependent) != 1 or isinstance(parts.base, Unit) or len(parents) + (parts.mixing is not None) > 1:
         return None
     mixture = "" if parts.mixing is not None else parents[0] if parents else None
-    slot = LikelihoodTerm(name, dependent[0], IDENTITY, Layout(torch.Size(), ()), mixture)
-    node, link = trace.nodes[name], links_of(slot, trace)[0]
-    shape = link.inverse(slot.value(trace)).shape
+    likelihood = LikelihoodTerm(name, dependent[0], IDENTITY, Layout(torch.Size(), ()), mixture)
+    node, link = trace.nodes[name], links_of(likelihood, trace)[0]
+    shape = link.inverse(likelihood.value(trace)).shape
     num_event = max(0, len(shape) - len(parts.base.batch_shape))
-    enumerated = -trace.nodes[slot.mixture]["infer"]["_enumerate_dim"] if slot.mixture else 0
-    value_dims = node["value"].dim() - len(parts.base.event_shape) + (slot.mixture == "")
+    enumerated = -trace.nodes[likelihood.mixture]["infer"]["_enumerate_dim"] if likelihood.mixture else 0
+    value_dims = node["value"].dim() - len(parts.base.event_shape) + (likelihood.mixture == "")
     num_dims = num_event + max(len(parts.base.batch_shape), value_dims, parts.inner + enumerated)
     shape = torch.Size([1] * (num_dims - len(shape))) + shape
     events = range(num_dims - num_event, num_dims)
-    if slot.mixture is None:
-        return replace(slot, link=link, layout=Layout(shape, tuple(events)))
+    if likelihood.mixture is None:
+        return replace(likelihood, link=link, layout=Layout(shape, tuple(events)))
     first = num_dims - num_event - parts.inner
     coupled = (first - (enumerated or 1), *range(first, num_dims))
-    return replace(slot, link=link, layout=Layout(shape, coupled))
+    return replace(likelihood, link=link, layout=Layout(shape, coupled))
 
 
-def links_of(slot: LikelihoodTerm, trace: Trace) -> list[Link]:
-    """Every link that the constraint on a slot's parameter admits."""
-    base = unwrapped(trace.nodes[slot.site]["fn"]).base
-    value = getattr(base, slot.parameter)
-    normalised = slot.parameter == "logits" and value.dim() > len(base.batch_shape)
-    return list(candidate_links(base.arg_constraints[slot.parameter], normalised))
+def links_of(likelihood: LikelihoodTerm, trace: Trace) -> list[Link]:
+    """Every link that the constraint on a likelihood's parameter admits."""
+    base = unwrapped(trace.nodes[likelihood.site]["fn"]).base
+    value = getattr(base, likelihood.parameter)
+    normalised = likelihood.parameter == "logits" and value.dim() > len(base.batch_shape)
+    return list(candidate_links(base.arg_constraints[likelihood.parameter], normalised))
 
 
 def depends(value: Any, u: Tensor) -> bool:

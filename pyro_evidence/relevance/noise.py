@@ -96,7 +96,8 @@ class Noise:
         joint.held = joint.held | {self.name: value}
         trace = joint.trace(joint.initial_u, joint.initial_theta)
         parts = tuple(
-            slot.part(trace, p.J, p.c, joint.dtype) for slot, p in zip(weights.slots, weights.target.parts, strict=True)
+            likelihood.part(trace, p.J, p.c, joint.dtype)
+            for likelihood, p in zip(weights.likelihoods, weights.target.parts, strict=True)
         )
         return replace(weights, joint=joint, target=LinearTarget.resident(parts, eps=weights.target.eps))
 
@@ -168,13 +169,13 @@ def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
 def _only_noise(old: Weights, new: Weights) -> bool:
     """Whether the log likelihood is quadratic, and all precisions move in proportion about the same data."""
     part, other = old.target.parts[0], new.target.parts[0]
-    if len(old.slots) != 1 or part.c.shape[1] != 1:
+    if len(old.likelihoods) != 1 or part.c.shape[1] != 1:
         return False
     eta, close = torch.zeros_like(part.c).unsqueeze(0), 1e5 * torch.finfo(old.joint.dtype).eps
     (slope, A), (far, B), (tilt, C) = part.derivatives(eta), part.derivatives(eta + AWAY), other.derivatives(eta)
     ratio = (C.sum() / A.sum()).expand_as(A)
     u = torch.linspace(-1.0, 1.0, old.joint.latents.size, dtype=torch.float64, device=A.device)
-    here, there = (w.slots[0].blocks(w.joint.trace(u, w.joint.initial_theta)).double() for w in (old, new))
+    here, there = (w.likelihoods[0].blocks(w.joint.trace(u, w.joint.initial_theta)).double() for w in (old, new))
     quadratic = torch.allclose(A, B, rtol=close, atol=0) and torch.allclose(slope - AWAY * A[..., 0], far, rtol=close)
     proportional = torch.allclose(C, A * ratio, rtol=close, atol=0) and float(ratio.flatten()[0]) != 1.0
     centred = torch.allclose(tilt, slope * ratio[..., 0], rtol=close, atol=close * float(tilt.abs().max()))

@@ -309,11 +309,11 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
 
     def _tangents(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The first observed site's predictor at the mode, and its derivative in ``x``, ``(size, K + V)``."""
-        joint, slot = self._with(args, kwargs), self.of.slots[0]
+        joint, likelihood = self._with(args, kwargs), self.of.likelihoods[0]
         x = self.state.x.clone().requires_grad_()
         with own_random_numbers(), new_data(joint.args, joint.kwargs):
             trace = joint.trace(self.of.flat(self.state.embedding @ x), joint.initial_theta)
-        eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
+        eta = likelihood.link.inverse(likelihood.value(trace)).double()  # of any number of new inputs
         return eta.detach(), jacobian(eta.reshape(-1), x)
 
     def _whitened(self, columns: Tensor) -> Tensor:
@@ -325,13 +325,13 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int
     ) -> Tensor | None:
         """Averaged at each row by itself, without draws; None but for one site that sees a predictor for each class."""
-        slot, joint = self.of.slots[0], self.of.joint
-        base = unwrapped(joint.trace(joint.initial_u, joint.initial_theta).nodes[slot.site]["fn"]).base
+        likelihood, joint = self.of.likelihoods[0], self.of.joint
+        base = unwrapped(joint.trace(joint.initial_u, joint.initial_theta).nodes[likelihood.site]["fn"]).base
         if len(joint.observed) > 1:
             return None
-        if isinstance(base, Bernoulli) and slot.link in LOGISTIC and slot.layout.num_coupled <= 1:
+        if isinstance(base, Bernoulli) and likelihood.link in LOGISTIC and likelihood.layout.num_coupled <= 1:
             return hermite(*self.predictor(*args, **kwargs))
-        if isinstance(base, Categorical) and slot.link in SOFTMAX:
+        if isinstance(base, Categorical) and likelihood.link in SOFTMAX:
             eta, J = self._tangents(args, kwargs)
             white = self._whitened(J.mT).mT.reshape(*eta.shape, -1)
             points = quasi_normal(check_count("num_samples", num_samples), eta.shape[-1], seed)

@@ -39,7 +39,7 @@ class Weights:
     order: Tensor  # (D,) flat coordinate of each element of y
     num_weights: int
     target: Any  # a Target; one of linear predictors wherever an engine asks for that
-    slots: tuple[LikelihoodTerm, ...]  # where the observed sites see them
+    likelihoods: tuple[LikelihoodTerm, ...]  # where the observed sites see them
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as model and sites, because likelihoods are functions; unpickled by reading the model again.
@@ -91,8 +91,12 @@ def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     needed = FLOAT * (num_data + 3 * min(2 * num_data, D)) * D
     require_memory(needed, "the design matrix and its Gram matrix", joint.device, FEWER_ROWS)
     structure = recognise(joint)
-    slots = structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
-    return Weights(joint, sites, order, len(index), _target(joint, structure, sites, order), slots)
+    likelihoods = (
+        structure.likelihoods or ()
+        if structure.linear is None
+        else tuple(p.likelihood for p in structure.linear.linear)
+    )
+    return Weights(joint, sites, order, len(index), _target(joint, structure, sites, order), likelihoods)
 
 
 def weights_in_chunks(
@@ -116,7 +120,7 @@ def weights_in_chunks(
 
     def of_chunk(density: LinearDensity) -> Weights:
         target = LinearTarget.resident(linear_parts(density, first.order), eps=eps)
-        return replace(first, joint=density.joint, target=target, slots=density.slots)
+        return replace(first, joint=density.joint, target=target, likelihoods=density.likelihoods)
 
     return rows.mapped(of_chunk)
 
@@ -153,8 +157,8 @@ def refuse_offsets(weights: Weights) -> None:
     if not isinstance(weights.target, LinearTarget):
         return
     nodes = weights.joint.trace(weights.joint.initial_u, weights.joint.initial_theta).nodes
-    for slot, part in zip(weights.slots, weights.target.parts, strict=True):
-        check_offset(slot.site, torch.as_tensor(nodes[slot.site]["value"]), part.J)
+    for likelihood, part in zip(weights.likelihoods, weights.target.parts, strict=True):
+        check_offset(likelihood.site, torch.as_tensor(nodes[likelihood.site]["value"]), part.J)
 
 
 def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order: Tensor) -> Target:
@@ -189,13 +193,13 @@ def linear_parts(density: LinearDensity, order: Tensor) -> tuple[Part, ...]:
     found = []
     for p, offset in zip(density.linear, parts.offsets, strict=True):
         J = p.J if same else p.J[..., order]
-        found.append(p.slot.part(parts.trace, J, offset, joint.dtype))
+        found.append(p.likelihood.part(parts.trace, J, offset, joint.dtype))
     return tuple(found)
 
 
 def _tangents(joint: LogJoint, structure: Structure, y: Tensor, inverse: Tensor) -> tuple[Part, ...]:
     """Predictors of every observed site to first order around ``y`` ``(D,)``."""
-    if not structure.slots:
+    if not structure.likelihoods:
         raise UnsupportedModel(
             f"observed site(s) {', '.join(joint.observed)} do not see the weights through one parameter, so there is "
             "no Gauss-Newton curvature. Use LaplaceEvidence, which needs none."
@@ -203,10 +207,10 @@ def _tangents(joint: LogJoint, structure: Structure, y: Tensor, inverse: Tensor)
     y = y.detach().requires_grad_()
     trace = joint.trace(y[inverse], joint.initial_theta)
     found = []
-    for slot in structure.slots:
-        eta = slot.layout.blocks(slot.predictor(trace).unsqueeze(0))[0]
+    for likelihood in structure.likelihoods:
+        eta = likelihood.layout.blocks(likelihood.predictor(trace).unsqueeze(0))[0]
         J = derivatives.jacobian(eta.reshape(-1), y).reshape(*eta.shape, -1).double()
         c = eta.detach().double() - J @ y.detach()
-        fixed = slot.log_likelihood(joint.trace(y.detach()[inverse], joint.initial_theta))
-        found.append(Part(in_blocks(fixed, slot.layout, joint.dtype), J, c, eps=torch.finfo(joint.dtype).eps))
+        fixed = likelihood.log_likelihood(joint.trace(y.detach()[inverse], joint.initial_theta))
+        found.append(Part(in_blocks(fixed, likelihood.layout, joint.dtype), J, c, eps=torch.finfo(joint.dtype).eps))
     return tuple(found)

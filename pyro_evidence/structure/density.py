@@ -62,7 +62,7 @@ class JointDensity:
 class AutogradDensity(JointDensity):
     """Any model, by reverse-mode derivatives of its log joint."""
 
-    slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
+    likelihoods: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
     terms: RecordedTerms | None = None  # of the log joint, where equal operations of many steps run as one
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -98,13 +98,13 @@ class AutogradDensity(JointDensity):
         :raises UnsupportedModel: when no observed site's parameter can be read as a predictor.
         :raises TooLarge: when that, its Cholesky factor and ``J`` would not fit into memory.
         """
-        if not self.slots:
+        if not self.likelihoods:
             raise UnsupportedModel(
                 f"Gauss-Newton needs observed sites that see the latents through one parameter each; among "
                 f"{', '.join(self.joint.observed)} one sees them otherwise (through two parameters, a pyro.factor, its "
                 f"mask or value, or the mixing of a discrete site), or none does. Use curvature=exact_hessian."
             )
-        size = max(slot.layout.shape.numel() for slot in self.slots) * u.shape[-1]
+        size = max(likelihood.layout.shape.numel() for likelihood in self.likelihoods) * u.shape[-1]
         _require_dense(u, "the Gauss-Newton matrix, its Cholesky factor and the Jacobian of the predictor", size)
         theta = theta.expand(len(u), -1)
         return torch.stack([self._gauss_newton(*row) for row in zip(u, theta, strict=True)])
@@ -116,11 +116,15 @@ class AutogradDensity(JointDensity):
         A = -derivatives.hessian(prior, u.unsqueeze(0), theta, create_graph=graph)[0]
         with derivatives.measured() as kept:
             trace = self.joint.trace(u, theta)
-        for slot in self.slots or ():
-            eta = slot.blocks(trace)
+        for likelihood in self.likelihoods or ():
+            eta = likelihood.blocks(trace)
             J = derivatives.Forward(eta.reshape(-1), u, at_once=kept.passes_at_once, create_graph=graph).matrix()
-            of, rows = slot.log_likelihood(trace), eta.unsqueeze(0)
-            B = curvature_graph(of, slot.layout, rows)[2] if graph else slope_and_curvature(of, slot.layout, rows)[2]()
+            of, rows = likelihood.log_likelihood(trace), eta.unsqueeze(0)
+            B = (
+                curvature_graph(of, likelihood.layout, rows)[2]
+                if graph
+                else slope_and_curvature(of, likelihood.layout, rows)[2]()
+            )
             A = A + gram(J.reshape(*eta.shape, -1).double(), B.double())[0]
         return A
 
@@ -150,7 +154,7 @@ class Climbing(AutogradDensity):
 
 def climbing(density: Density) -> Density:
     """A density for one search; others than by autograd find the curvature without another run as they are."""
-    return Climbing(density.joint, density.slots, density.terms) if type(density) is AutogradDensity else density
+    return Climbing(density.joint, density.likelihoods, density.terms) if type(density) is AutogradDensity else density
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ class LinearPart:
     back: ClassVar[Callable[..., Tensor]]  # J' s for slopes in the predictors, blocks (R, N, C), shape (R, D)
     reach: ClassVar[Callable[..., Tensor]]  # |J| |u| for one row (D,), the size of what is summed, (N, C)
 
-    slot: LikelihoodTerm  # where it sees them
+    likelihood: LikelihoodTerm  # where it sees them
     _closed: Last[Any, ClosedForm | None] = field(default_factory=Last, init=False, repr=False, compare=False)
 
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
@@ -176,7 +180,7 @@ class LinearPart:
         """
         closed, eta = self._closed_form(trace, eta), eta.detach()
         if closed is None:
-            return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
+            return slope_and_curvature(self.likelihood.log_likelihood(trace), self.likelihood.layout, eta)
         value, slope, curvature = (x.detach() for x in closed(eta))
         return value, slope, partial(torch.positive, curvature)
 
@@ -184,11 +188,11 @@ class LinearPart:
         """Log likelihoods, slopes and curvatures as in :meth:`derivatives`, in one graph."""
         closed = self._closed_form(trace, eta)
         if closed is None:
-            return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
+            return curvature_graph(self.likelihood.log_likelihood(trace), self.likelihood.layout, eta)
         return closed(eta)
 
     def _closed_form(self, trace: Any, eta: Tensor) -> ClosedForm | None:
-        return self._closed.found(trace, is_, self.slot.closed) if eta.dtype == torch.float64 else None
+        return self._closed.found(trace, is_, self.likelihood.closed) if eta.dtype == torch.float64 else None
 
 
 @dataclass(frozen=True)
@@ -297,22 +301,22 @@ class LinearPredictors(JointDensity):
     _last: Last[tuple[Tensor, ModelParts], Blocks] = field(default_factory=Last, repr=False, compare=False)
 
     @property
-    def slots(self) -> tuple[LikelihoodTerm, ...]:
+    def likelihoods(self) -> tuple[LikelihoodTerm, ...]:
         """Where the observed sites see the latents."""
-        return tuple(part.slot for part in self.linear)
+        return tuple(part.likelihood for part in self.linear)
 
     def is_log_concave(self, trace: Any) -> bool:
         """Whether all likelihoods are known to be log-concave in their predictors."""
-        return all(part.slot.is_log_concave(trace) for part in self.linear)
+        return all(part.likelihood.is_log_concave(trace) for part in self.linear)
 
     def is_quadratic(self, trace: Any) -> bool:
         """Whether all likelihoods are normal."""
-        return all(isinstance(part.slot.closed(trace), NormalTargets) for part in self.linear)
+        return all(isinstance(part.likelihood.closed(trace), NormalTargets) for part in self.linear)
 
     @property
     def is_light(self) -> bool:
         """Whether rows are evaluated by autograd together for less than one by one by the algebra of predictors."""
-        return sum(part.slot.layout.shape.numel() for part in self.linear) * self.joint.latents.size <= LIGHT
+        return sum(part.likelihood.layout.shape.numel() for part in self.linear) * self.joint.latents.size <= LIGHT
 
     def parts(self, theta: Tensor) -> ModelParts:
         """The model's parts at ``theta``, ``(T,)`` or rows of one; one run is for their values and for derivatives."""
@@ -340,7 +344,7 @@ class LinearPredictors(JointDensity):
             loc, precision, _ = predictors.gaussian_prior(self.joint, trace)
             u = self.joint.initial_u
             normal = NormalPrior(loc if self.W is None else self.W @ u - (u - loc), precision, self.W)
-        offsets = tuple(part.slot.blocks(trace).double() for part in self.linear)
+        offsets = tuple(part.likelihood.blocks(trace).double() for part in self.linear)
         rest, graph = log_prob_sum(trace, self.free), theta.requires_grad and torch.is_grad_enabled()
         return ModelParts(theta, trace, offsets, normal, rest, theta._version, graph)
 
@@ -365,7 +369,9 @@ class LinearPredictors(JointDensity):
         with torch.set_grad_enabled(wants_graph(u, theta)):  # the trace may be one that others differentiate
             total = u.new_zeros(len(u)) + parts.rest
             for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-                total = total + part.slot.log_likelihood(parts.trace)(part.slot.layout.natural(eta)).double()
+                total = (
+                    total + part.likelihood.log_likelihood(parts.trace)(part.likelihood.layout.natural(eta)).double()
+                )
         return total
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

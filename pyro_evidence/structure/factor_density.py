@@ -238,7 +238,7 @@ class Structured(AutogradDensity):
     def _run_of_all(self, _: None) -> Trace | None:
         with torch.enable_grad():
             trace = self.joint.trace(self.joint.initial_u, self.joint.initial_theta.detach().requires_grad_())
-        others = [x for part in self.parts for x in part.slot.others(trace)]
+        others = [x for part in self.parts for x in part.likelihood.others(trace)]
         return None if any(isinstance(x, Tensor) and x.requires_grad for x in others) else trace
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -395,13 +395,13 @@ class Structured(AutogradDensity):
 
         return values
 
-    def slope(self, adjoint: Elements, u: Tensor, theta: Tensor, solve: Solve) -> tuple[Tensor, Tensor]:
+    def slope(self, log_det_gradient: Elements, u: Tensor, theta: Tensor, solve: Solve) -> tuple[Tensor, Tensor]:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
 
-        :param adjoint: ``d log |A| / d elements`` at the mode ``u``.
+        :param log_det_gradient: ``d log |A| / d elements`` at the mode ``u``.
         :param solve: from ``(D,)`` to the solution with ``A``.
         """
-        by_u, by_theta, of_linear = self.log_det_slopes(adjoint, u, theta)
+        by_u, by_theta, of_linear = self.log_det_slopes(log_det_gradient, u, theta)
         theta = self._leaf(theta)
         if of_linear is None:
             u = u.detach().clone().requires_grad_()
@@ -414,14 +414,14 @@ class Structured(AutogradDensity):
         return theta.detach().clone().requires_grad_() if self.linear is None else self.linear.leaf(theta)
 
     def log_det_slopes(
-        self, adjoint: Elements, u: Tensor, theta: Tensor
+        self, log_det_gradient: Elements, u: Tensor, theta: Tensor
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Derivatives of ``log |A|`` in ``u`` ``(D,)`` and ``theta`` ``(T,)``; last what linear predictors know beside.
 
-        :param adjoint: ``d log |A| / d elements`` at ``u``.
+        :param log_det_gradient: ``d log |A| / d elements`` at ``u``.
         """
-        diagonal, several = adjoint[0].reshape(-1), iter(adjoint[1 + len(self.parts) :])
-        weights = [  # the adjoint of each family's elements
+        diagonal, several = log_det_gradient[0].reshape(-1), iter(log_det_gradient[1 + len(self.parts) :])
+        weights = [  # the log_det_gradient of each family's elements
             diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(several)
             for family in (*self.families, *self.wide)
         ]
@@ -449,7 +449,7 @@ class Structured(AutogradDensity):
         by_u, by_theta = by_u.detach(), by_theta.detach()
         if self.linear is None:
             return by_u, by_theta, None
-        joined = adjoint[1 : 1 + len(self.parts)]
+        joined = log_det_gradient[1 : 1 + len(self.parts)]
         more_by_u, more_by_theta, partial, rise = self.linear.slopes(diagonal[: len(u)], joined, u, theta)
         return by_u + more_by_u, by_theta + more_by_theta, (partial, rise)
 

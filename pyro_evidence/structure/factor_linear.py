@@ -114,7 +114,7 @@ class SparsePredictors(LinearPredictors):
     linear: tuple[SparseLinear, ...]
 
     def slopes(
-        self, diagonal: Tensor, adjoint: Sequence[Tensor], u: Tensor, theta: Tensor
+        self, diagonal: Tensor, log_det_gradient: Sequence[Tensor], u: Tensor, theta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Derivatives of ``log |A|`` in ``u`` and ``theta`` through predictors and Gaussian priors, and more.
 
@@ -122,16 +122,16 @@ class SparsePredictors(LinearPredictors):
         with a graph to the :meth:`leaf` of ``theta``.
 
         :param diagonal: of the inverse of ``A``, ``(D,)``.
-        :param adjoint: the inverse of ``A`` on the parts' patterns.
+        :param log_det_gradient: the inverse of ``A`` on the parts' patterns.
         """
         u = u.detach().clone().requires_grad_()
         with torch.enable_grad():
             theta = self.leaf(theta)
             read = self.parts(theta)
             value, spread = torch.as_tensor(read.rest).double(), u.new_zeros(())
-            for part, offset, weights in zip(self.linear, read.offsets, adjoint, strict=True):
+            for part, offset, weights in zip(self.linear, read.offsets, log_det_gradient, strict=True):
                 eta = part.eta(u.unsqueeze(0), offset).to(self.joint.dtype)
-                found, _, B = curvature_graph(part.slot.log_likelihood(read.trace), part.slot.layout, eta)
+                found, _, B = curvature_graph(part.likelihood.log_likelihood(read.trace), part.likelihood.layout, eta)
                 value = value + found.sum().double()
                 spread = spread + (part.rows.sandwiched(weights) * B[0].double()).sum()
             if read.normal is not None:

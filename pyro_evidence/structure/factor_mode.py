@@ -62,9 +62,9 @@ class StructuredProblem:
 
     def slope(self, precision: Precision, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``."""
-        adjoint, u = self._adjoint(precision), self._held(u, theta)
+        log_det_gradient, u = self._log_det_gradient(precision), self._held(u, theta)
         total, direct = self.density.slope(
-            adjoint, u, theta, lambda b: precision.solve((b * self.active).unsqueeze(0))[0]
+            log_det_gradient, u, theta, lambda b: precision.solve((b * self.active).unsqueeze(0))[0]
         )
         if not isinstance(self.value, Pruned):
             return total, direct
@@ -72,13 +72,13 @@ class StructuredProblem:
         left_out = derivatives.pullback(self.value.left_out(theta).sum(), theta)  # which does not count
         return total - left_out, direct - left_out
 
-    def _adjoint(self, precision: Precision) -> Elements:
-        adjoint = tuple(x.detach() for x in precision.adjoint)
-        return adjoint if bool(self.active.all()) else self._masked(adjoint, 0.0)
+    def _log_det_gradient(self, precision: Precision) -> Elements:
+        log_det_gradient = tuple(x.detach() for x in precision.log_det_gradient)
+        return log_det_gradient if bool(self.active.all()) else self._masked(log_det_gradient, 0.0)
 
     def log_det_slope(self, precision: Precision, u: Tensor, theta: Tensor) -> Tensor:
         """Derivative of ``log |A|`` in ``u`` at ``u`` ``(D,)``, where the precision is that one."""
-        return self.density.log_det_slopes(self._adjoint(precision), self._held(u, theta), theta)[0]
+        return self.density.log_det_slopes(self._log_det_gradient(precision), self._held(u, theta), theta)[0]
 
     def is_certified(self, u: Tensor, theta: Tensor) -> bool:
         """Whether two products with the elements at ``u`` ``(D,)`` are those with the true Hessian.
@@ -292,7 +292,7 @@ class PredictorRows:
             trace = joint.trace(u, theta)
             log_det = joint.latents.constrained_with_log_det(u.to(joint.dtype))[1]
             value = (log_prob_sum(trace, (*joint.latents.names, *linear.free)) + log_det).double()
-            etas = (part.slot.blocks(trace).double() for part in self.density.parts)
+            etas = (part.likelihood.blocks(trace).double() for part in self.density.parts)
             return value, *etas, *self.density.closed_forms(trace)
 
         with torch.enable_grad():
@@ -315,7 +315,9 @@ class PredictorRows:
             if run is not None:
                 found.append(part.derivatives(run, here))
             else:
-                found.append(slope_and_curvature(partial(self._log_likelihood, part, rows), part.slot.layout, here))
+                found.append(
+                    slope_and_curvature(partial(self._log_likelihood, part, rows), part.likelihood.layout, here)
+                )
         return found
 
     def _log_likelihood(self, part: SparseLinear, rows: Tensor, eta: Tensor) -> Tensor:
@@ -323,7 +325,7 @@ class PredictorRows:
         origin = self.start[0].detach()
 
         def one(own: Tensor, theta: Tensor) -> Tensor:
-            return part.slot.log_likelihood(self.density.joint.trace(origin, theta))(own.unsqueeze(0))[0]
+            return part.likelihood.log_likelihood(self.density.joint.trace(origin, theta))(own.unsqueeze(0))[0]
 
         return torch.vmap(one)(eta, self.theta[rows])
 

@@ -53,16 +53,16 @@ class Followed:
     groups: Mapping[str, Groups]  # of the terms of the log joint density
     shapes: Mapping[str, torch.Size]
     widest: Lost  # what ties most coordinates together
-    slots: Mapping[str, Tensor]  # by site: coordinates of each datum's predictors, (N, C m), -1 for none
+    likelihoods: Mapping[str, Tensor]  # by site: coordinates of each datum's predictors, (N, C m), -1 for none
     fields: Mapping[str, FieldValues]  # by site that says its precision
 
-    def rows(self, slot: LikelihoodTerm, slope: Forward) -> SparseRows | None:
+    def rows(self, likelihood: LikelihoodTerm, slope: Forward) -> SparseRows | None:
         """``J`` of a linear predictor; None where some datum sees many latents, or none sees any.
 
         :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
         """
-        table = self.slots.get(slot.site)
-        return None if table is None else sparse_rows(table, slope, slot.layout.num_coupled)
+        table = self.likelihoods.get(likelihood.site)
+        return None if table is None else sparse_rows(table, slope, likelihood.layout.num_coupled)
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class FollowedSums:
     theta: Tensor  # (T,)
     families: tuple[FactorFamily, ...]  # those of data last
 
-    def rows(self, slot: LikelihoodTerm, _: Forward | None = None) -> SparseRows | None:
+    def rows(self, likelihood: LikelihoodTerm, _: Forward | None = None) -> SparseRows | None:
         """``J`` of a linear predictor in coordinates and sums, or None."""
-        return rows_of(self.terms, self.joint, self.u, self.theta, slot.blocks)
+        return rows_of(self.terms, self.joint, self.u, self.theta, likelihood.blocks)
 
 
 def rows_of(
@@ -123,14 +123,16 @@ def require_room(joint: LogJoint, num_bytes: int) -> None:
     )
 
 
-def followed_terms(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[LikelihoodTerm]) -> Followed | NotSparse:
+def followed_terms(
+    joint: LogJoint, u: Tensor, theta: Tensor, likelihoods: Sequence[LikelihoodTerm]
+) -> Followed | NotSparse:
     """The coordinates of every term and of every predictor, at one point ``(D,)``."""
     u = u.detach().clone()
     try:
         with torch.no_grad(), Follow(u) as notes:
             terms = cells(joint, u, theta.detach())
             trace = joint.trace(u, theta.detach())
-            blocks = {slot.site: slot.blocks(trace) for slot in slots}
+            blocks = {likelihood.site: likelihood.blocks(trace) for likelihood in likelihoods}
         if any(_width(notes.of(x)) > NARROW and x.numel() * _width(notes.of(x)) > WIDE for x in terms.values()):
             return NotSparse(f"{notes.widest} ties {notes.most:,} coordinates together", notes.widest.coordinates)
         narrow = {site: eta for site, eta in blocks.items() if eta.shape[-1] * _width(notes.of(eta)) <= WIDEST_ROW}
@@ -190,8 +192,8 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     found = families(mine, followed.shapes, joint.observed, followed.fields) if fits else ()
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
-    slots = None if linear is None else linear.slots
-    density = Structured(joint, slots, linear=linear, names=names, families=narrow, wide=wide)
+    likelihoods = None if linear is None else linear.likelihoods
+    density = Structured(joint, likelihoods, linear=linear, names=names, families=narrow, wide=wide)
     widths = [index.shape[-1] for index in density.pattern.index]
     most, widest_plate = max(*widths, *alike.values(), 0), max(widths[: len(widths) - len(wide)])
     fits = fits and sum(family.index.numel() for family in wide) <= limit
@@ -235,8 +237,8 @@ def with_sums(followed: FollowedSums, linear: SparsePredictors | None) -> Struct
     if linear is not None:
         own = tuple(family for family in own if all(member.name.split(", ")[0] in names for member in family.members))
         terms = replace(terms, sizes=terms.sizes[: len(own)])
-    slots = None if linear is None else linear.slots
-    density = Structured(joint, slots, terms, linear=linear, names=names, families=own, wide=())
+    likelihoods = None if linear is None else linear.likelihoods
+    density = Structured(joint, likelihoods, terms, linear=linear, names=names, families=own, wide=())
     if not _affordable(density):
         return None
     return replace(density, followed=(followed.u, followed.theta))

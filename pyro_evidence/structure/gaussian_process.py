@@ -180,12 +180,12 @@ class GaussianLatent(LinearDensity):
         first, *others = self.linear
         formula: Sloped | None  # value, slope and curvature of the only observed site
         formula = None if others else lambda eta: first.derivatives(parts.trace, eta.to(self.joint.dtype))
-        each = [part.slot.log_likelihood(parts.trace) for part in self.linear]
+        each = [part.likelihood.log_likelihood(parts.trace) for part in self.linear]
         sizes = [len(part.J) for part in self.linear]
 
         def log_likelihood(eta: Tensor) -> Tensor:  # all observed sites as one function of blocks (R, N, C)
             pieces = zip(self.linear, each, eta.to(self.joint.dtype).split(sizes, 1), strict=True)
-            return torch.stack([f(part.slot.layout.natural(piece)).double() for part, f, piece in pieces]).sum(0)
+            return torch.stack([f(part.likelihood.layout.natural(piece)).double() for part, f, piece in pieces]).sum(0)
 
         return Reading(parts, tuple(blocks), loc, K, LatentPredictor(mean, covariance, log_likelihood, root, formula))
 
@@ -292,7 +292,7 @@ def with_dense_prior(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) 
     :param origin: a run at ``u = 0`` with derivatives.
     :param pairs: runs at ``u = 0`` and far out, at the same hyperparameters.
     """
-    if any(p.slot.mixture is not None for p in linear.linear):
+    if any(p.likelihood.mixture is not None for p in linear.linear):
         return None
     num_rows, num_columns = sum(len(p.J) for p in linear.linear), {p.J.shape[1] for p in linear.linear}
     if len(num_columns) > 1 or num_rows * max(num_columns) > 2 * linear.joint.latents.size:

@@ -85,13 +85,13 @@ class Passed:
 
     :ivar hidden: what enters every layer, ``(R, N, I)`` each.
     :ivar slopes: of the activations before all layers but the first, ``(R, N, I)`` each.
-    :ivar bends: their second derivatives, where they were asked for.
+    :ivar curvatures: their second derivatives, where they were asked for.
     """
 
     layers: Sequence[Layer]
     hidden: list[Tensor]
     slopes: list[Tensor]
-    bends: list[Tensor]
+    curvatures: list[Tensor]
 
     @property
     def outputs(self) -> Tensor:
@@ -105,13 +105,13 @@ def forward(X: Tensor, layers: Sequence[Layer], activation: Activation, order: i
 
     :param layers: with one batch dim in front, ``(R, I, O)`` and ``(R, O)``.
     """
-    hidden, slopes, bends = [X.expand(len(layers[0][0]), *X.shape)], [], []
+    hidden, slopes, curvatures = [X.expand(len(layers[0][0]), *X.shape)], [], []
     for W, b in layers[:-1]:
         value, first, *second = activation_derivatives(activation, hidden[-1] @ W + b.unsqueeze(-2), order)
         hidden.append(value)
         slopes.append(first)
-        bends.extend(second)
-    return Passed(layers, hidden, slopes, bends)
+        curvatures.extend(second)
+    return Passed(layers, hidden, slopes, curvatures)
 
 
 def back(passed: Passed, g: Tensor) -> list[Layer]:
@@ -145,7 +145,7 @@ def outputs_jacobian(passed: Passed) -> list[Layer]:
     return found[::-1]
 
 
-def bend(passed: Passed, g: Tensor) -> tuple[Tensor, Tensor]:
+def second_derivatives(passed: Passed, g: Tensor) -> tuple[Tensor, Tensor]:
     r"""Second derivatives of :math:`\sum_{nc} g_{nc} \eta_{nc}` of a network with one hidden layer.
 
     :param passed: to second order.
@@ -155,7 +155,7 @@ def bend(passed: Passed, g: Tensor) -> tuple[Tensor, Tensor]:
     """
     X, V = passed.hidden[0][0], passed.layers[1][0]
     inputs = torch.cat([X, torch.ones_like(X[:, :1])], -1)
-    weighted = ((g @ V.mT) * passed.bends[0]).mT.unsqueeze(-1) * inputs  # (R, H, N, I + 1)
+    weighted = ((g @ V.mT) * passed.curvatures[0]).mT.unsqueeze(-1) * inputs  # (R, H, N, I + 1)
     across = torch.einsum("rnh,ni,rnc->rhic", passed.slopes[0], inputs, g)
     return weighted.mT @ inputs, across
 
@@ -260,7 +260,7 @@ class NetworkDensity(JointDensity):
         A = (J.flatten(1, 2).mT @ weighted).double() + self._prior_precision(u, precisions).diag_embed()
         if not bent:
             return A
-        within, across = bend(passed, g)
+        within, across = second_derivatives(passed, g)
         R, D = len(u), u.shape[-1]
         values = torch.cat([within.flatten(1), across.flatten(1), across.flatten(1)], -1).double()
         return A - values.new_zeros(R, D * D).index_add(1, self._scatter(passed.layers), values).reshape(R, D, D)
@@ -288,7 +288,7 @@ class NetworkDensity(JointDensity):
         return torch.cat(parts, -1).double()
 
     def _scatter(self, layers: Sequence[Layer]) -> Tensor:
-        """Where each number of :func:`bend`, the second ones twice, belongs in the flattened matrix."""
+        """Where each number of :func:`second_derivatives`, the second ones twice, belongs in the flattened matrix."""
         if not self._places:
             slices, D = self.joint.latents.slices, self.joint.latents.size
             (W, b), (V, _) = self.wiring.layers

@@ -54,7 +54,7 @@ class Structure:
     """The facts about one log joint, each None where absent."""
 
     groups: PrecisionGroups | None  # hyperparameters that are the precision of Gaussian latents or of Gaussian noise
-    slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
+    likelihoods: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
     known: Known | None  # the density in the cheapest form that was verified
     density: AutogradDensity  # the same by autograd, for any model
     coupled: NotSparse | None = None  # why there are no factors of few coordinates, where they were looked for
@@ -125,7 +125,7 @@ class Unread(Structure):
 
     def __getattr__(self, name: str) -> Any:
         """An attribute that is not there yet."""
-        if name not in ("groups", "slots", "known"):
+        if name not in ("groups", "likelihoods", "known"):
             raise AttributeError(name)
         with torch.enable_grad():  # whoever asks may have switched it off
             vars(self).update(vars(recognise(self.density.joint, factors=self.look_for_factors)))
@@ -184,9 +184,9 @@ def _recognised(joint: LogJoint, look_for_factors: bool, few: float = math.inf) 
     known, coupled = _cheapest(sites, found, far, look_for_factors, few)
     linear = known.linear if isinstance(known, Structured) else known
     seen = linear or sites  # predictors may have other links than those that were read first
-    slots = None if seen is None else seen.slots
+    likelihoods = None if seen is None else seen.likelihoods
     at_once = terms_of_steps(joint, (), typical.u, typical.theta) if look_for_factors and known is None else None
-    structure = Structure(settled, slots, known, AutogradDensity(joint, slots, at_once), coupled)
+    structure = Structure(settled, likelihoods, known, AutogradDensity(joint, likelihoods, at_once), coupled)
     return structure if known is not None else _with_network(structure)
 
 
@@ -265,7 +265,7 @@ def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Stru
     """
     typical = found.typical
     followed = factors.followed_terms(
-        found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots
+        found.origin.joint, typical.u, typical.theta, () if sites is None else sites.likelihoods
     )
     if not isinstance(followed, Followed):
         return followed
@@ -290,20 +290,24 @@ def _with_network(structure: Structure) -> Structure:
 
 
 def _holds(sites: Sites, probe: TestPoint) -> bool:
-    """Whether prior, slots and the rest add up to the log joint, and the slots' layouts say what couples."""
+    """Whether prior, likelihoods and the rest add up to the log joint, and the layouts say what couples."""
     joint, trace = probe.joint, probe.trace
-    if any(slot.layout.num_coupled > max(MANY_COUPLED, joint.latents.size) for slot in sites.slots):
+    if any(likelihood.layout.num_coupled > max(MANY_COUPLED, joint.latents.size) for likelihood in sites.likelihoods):
         return False  # each takes a pass, and the density itself has fewer second derivatives
     try:
-        etas = [slot.predictor(trace).detach().unsqueeze(0) for slot in sites.slots]
-        values = [slot.log_likelihood(trace)(eta)[0] for slot, eta in zip(sites.slots, etas, strict=True)]
+        etas = [likelihood.predictor(trace).detach().unsqueeze(0) for likelihood in sites.likelihoods]
+        values = [
+            likelihood.log_likelihood(trace)(eta)[0] for likelihood, eta in zip(sites.likelihoods, etas, strict=True)
+        ]
         if any(predictors.depends(value, probe.u) for value in values):  # the likelihood sees eta alone
             return False
         _, log_det = joint.latents.constrained_with_log_det(probe.u.detach().to(joint.dtype))
         prior = log_prob_sum(trace, (*joint.latents.names, *sites.free)) + log_det
         return bool(joint.are_level(prior + sum(values), probe.log_joint)) and all(
-            is_separable(slot.log_likelihood(trace), slot.layout, slot.blocks(trace)[None], joint.rounding)
-            for slot in sites.slots
+            is_separable(
+                likelihood.log_likelihood(trace), likelihood.layout, likelihood.blocks(trace)[None], joint.rounding
+            )
+            for likelihood in sites.likelihoods
         )
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # a distribution that cannot be rebuilt from its parameters
@@ -312,15 +316,17 @@ def _holds(sites: Sites, probe: TestPoint) -> bool:
 def _linear(
     sites: Sites, found: NearbyPoints, far: list[Pair], followed: Followed | FollowedSums | None
 ) -> LinearPredictors | None:
-    """The density made of linear predictors, if every slot has one at every probe.
+    """The density made of linear predictors, if every likelihood has one at every probe.
 
     :param followed: where given, the predictors are sparse; else they are dense, and the density a LinearDensity.
     """
     origin, typical = found.origin, found.typical
-    if len(sites.slots) > MANY_SITES and not _gaussian(origin, [typical, *(p for pair in far for p in pair)]):
+    if len(sites.likelihoods) > MANY_SITES and not _gaussian(origin, [typical, *(p for pair in far for p in pair)]):
         return None
     base = probes.point_at(origin.joint, origin.joint.initial_u, typical.theta) if len(typical.theta) else origin
-    parts = [None if base is None else _linear_part(slot, found, base, followed) for slot in sites.slots]
+    parts = [
+        None if base is None else _linear_part(likelihood, found, base, followed) for likelihood in sites.likelihoods
+    ]
     if not parts or None in parts:
         return None
     runs = [*far, (base, typical)] if base is not None else far
@@ -365,15 +371,15 @@ def _deviations(origin: TestPoint, runs: list[Pair]) -> Tensor | None:
 
 
 def _linear_part(
-    slot: LikelihoodTerm, found: NearbyPoints, base: TestPoint, followed: Followed | FollowedSums | None
+    likelihood: LikelihoodTerm, found: NearbyPoints, base: TestPoint, followed: Followed | FollowedSums | None
 ) -> DenseLinear | SparseLinear | None:
     """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``.
 
     None where it holds under none, or where ``J`` would be too large.
     """
-    origin, typical, num_coupled = found.origin, found.typical, slot.layout.num_coupled
-    for link in predictors.links_of(slot, origin.trace):
-        part = replace(slot, link=link)
+    origin, typical, num_coupled = found.origin, found.typical, likelihood.layout.num_coupled
+    for link in predictors.links_of(likelihood, origin.trace):
+        part = replace(likelihood, link=link)
         slope = Forward(part.blocks(origin.trace).reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
         moved = slope.along(typical.u.detach().unsqueeze(0)).reshape(-1, num_coupled)
         offset = part.blocks(base.trace).detach()
@@ -391,15 +397,15 @@ def _linear_part(
     return None
 
 
-def read_again(joint: LogJoint, slots: Sequence[LikelihoodTerm]) -> LinearDensity:
+def read_again(joint: LogJoint, likelihoods: Sequence[LikelihoodTerm]) -> LinearDensity:
     """Linear predictors that :func:`recognise` has verified, read off once more in one run: nothing is checked."""
     origin = probes.point_at(joint, joint.initial_u, joint.initial_theta, graph=True)
     assert origin is not None  # it was readable when it was recognised
     linear = []
-    for slot in slots:
-        eta = slot.blocks(origin.trace)
+    for likelihood in likelihoods:
+        eta = likelihood.blocks(origin.trace)
         slope = Forward(eta.reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
-        linear.append(DenseLinear(slot, _jacobian(slope, origin).reshape(*eta.shape, -1)))
+        linear.append(DenseLinear(likelihood, _jacobian(slope, origin).reshape(*eta.shape, -1)))
     return LinearDensity(joint, tuple(linear), (), gaussian=False)
 
 
@@ -415,10 +421,10 @@ def _jacobian(slope: Forward, origin: TestPoint) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _affordable(slot: LikelihoodTerm, origin: TestPoint) -> bool:
+def _affordable(likelihood: LikelihoodTerm, origin: TestPoint) -> bool:
     """Whether a dense ``J`` is worth its memory."""
     joint = origin.joint
-    size = slot.layout.shape.numel() * joint.latents.size
+    size = likelihood.layout.shape.numel() * joint.latents.size
     if not has_room(2 * FLOAT * size, joint.device):
         return False
     data = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs))
@@ -428,12 +434,12 @@ def _affordable(slot: LikelihoodTerm, origin: TestPoint) -> bool:
     return size <= joint.latents.size**2 and bool(predictors.covariance_sizes(joint, origin.trace))
 
 
-def _matches(slot: LikelihoodTerm, probe: TestPoint, eta: Tensor, size: Tensor) -> bool:
-    """Whether the slot's parameter is the link of ``eta``, which was summed from numbers as large as ``size``."""
-    value = slot.value(probe.trace).detach()
+def _matches(likelihood: LikelihoodTerm, probe: TestPoint, eta: Tensor, size: Tensor) -> bool:
+    """Whether the likelihood's parameter is the link of ``eta``, which was summed from numbers as large as ``size``."""
+    value = likelihood.value(probe.trace).detach()
     error = probe.joint.rounding * (1.0 + size)
-    natural = slot.layout.natural(torch.stack([eta, error]).to(value.dtype))
-    return bool(slot.link.explains(value, *natural).all())
+    natural = likelihood.layout.natural(torch.stack([eta, error]).to(value.dtype))
+    return bool(likelihood.link.explains(value, *natural).all())
 
 
 def _explains(linear: LinearPredictors, base: TestPoint, probe: TestPoint) -> bool:
@@ -446,9 +452,9 @@ def _explains(linear: LinearPredictors, base: TestPoint, probe: TestPoint) -> bo
         if not are_equal(before, after, rounding):
             return False
         for part in linear.linear:  # each site sees the latents through its predictor alone, and that as expected
-            if not are_equal(part.slot.others(base.trace), part.slot.others(probe.trace), rounding):
+            if not are_equal(part.likelihood.others(base.trace), part.likelihood.others(probe.trace), rounding):
                 return False
-            u, offset = probe.u, part.slot.blocks(base.trace).double()
-            if not _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], part.reach(u) + offset.abs()):
+            u, offset = probe.u, part.likelihood.blocks(base.trace).double()
+            if not _matches(part.likelihood, probe, part.eta(u.unsqueeze(0), offset)[0], part.reach(u) + offset.abs()):
                 return False
     return True

@@ -53,19 +53,19 @@ class LinearReader:
 
     make: Making
     first: LinearDensity  # of the first few rows
-    slots: dict[int, tuple[LikelihoodTerm, ...]] = field(default_factory=dict)  # of the chunks that were checked
+    likelihoods: dict[int, tuple[LikelihoodTerm, ...]] = field(default_factory=dict)  # of the chunks that were checked
     groups: dict[int, PrecisionGroups | None] = field(default_factory=dict)
     constants: dict[int, Constant | None] = field(default_factory=dict)  # what targets of these chunks all are
 
     @torch.enable_grad()  # predictors are read by derivatives, whoever asks
     def read(self, number: int, args: Sequence[Any]) -> LinearDensity:
         """A chunk that may have been read before."""
-        if number not in self.slots:
+        if number not in self.likelihoods:
             return self.checked(number, args)
         joint = copy.copy(self.first.joint)
         joint.args = tuple(args)
         try:
-            return replace(read_again(joint, self.slots[number]), free=self.first.free)
+            return replace(read_again(joint, self.likelihoods[number]), free=self.first.free)
         except (Unreadable, RuntimeError):  # not what it was in the pass before
             return self.checked(number, args)
 
@@ -92,7 +92,7 @@ class LinearReader:
             for d in (found.linear, self.first)
         ]
         require_same_prior(number, first, priors)
-        self.slots[number], self.groups[number] = found.linear.slots, found.groups
+        self.likelihoods[number], self.groups[number] = found.linear.likelihoods, found.groups
         self.constants[number] = joint.constant
         return found.linear
 

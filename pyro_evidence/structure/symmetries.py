@@ -391,7 +391,7 @@ def has_hidden_units(structure: Structure) -> bool:
     if structure.network is not None:
         return True
     density = structure.density
-    if not structure.slots or structure.factors is not None:
+    if not structure.likelihoods or structure.factors is not None:
         return False
     try:
         by_size: dict[int, list[Axis]] = defaultdict(list)  # units of one layer, or of several layers as wide
@@ -406,7 +406,7 @@ def has_hidden_units(structure: Structure) -> bool:
 def _predictor(density: AutogradDensity, u: Tensor) -> Tensor:
     """All predictors at one point, weighted by fixed random numbers: one number that tells points apart, ``()``."""
     trace = density.joint.trace(u, density.joint.initial_theta)
-    etas = torch.cat([slot.blocks(trace).reshape(-1).double() for slot in density.slots or ()])
+    etas = torch.cat([likelihood.blocks(trace).reshape(-1).double() for likelihood in density.likelihoods or ()])
     return etas @ normal_draws(len(etas), seed=1).to(etas)
 
 

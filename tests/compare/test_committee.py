@@ -38,7 +38,7 @@ def test_linearised_outputs_have_the_variance_of_the_tangent() -> None:
     u = posterior.state.u.clone().requires_grad_()
     eta = net.predictor(new, posterior.state.problem.joint.latents.unconstrained(u))
     J = jacobian(eta.reshape(-1), u)
-    covariance = posterior.state.precision.adjoint[0]
+    covariance = posterior.state.precision.log_det_gradient[0]
     mean, variance = linearised(posterior, new)
     torch.testing.assert_close(mean, eta.detach())
     torch.testing.assert_close(variance, (J @ covariance @ J.T).diagonal().reshape(4, 3).detach())

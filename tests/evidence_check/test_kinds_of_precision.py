@@ -138,7 +138,7 @@ def test_a_normal_by_its_precision_is_the_one_by_its_covariance() -> None:  # or
     precision = precisions()["dense"]
     loc, active = torch.arange(5.0), torch.ones(5, dtype=torch.bool)
     normal = CoordinateDistribution(NormalMixture(torch.zeros(1), loc.unsqueeze(0), (precision,), active))
-    expected = torch.distributions.MultivariateNormal(loc, precision.adjoint[0])
+    expected = torch.distributions.MultivariateNormal(loc, precision.log_det_gradient[0])
     x = torch.randn(2, 3, 5)
     torch.testing.assert_close(normal.log_prob(x), expected.log_prob(x))
     torch.manual_seed(0)

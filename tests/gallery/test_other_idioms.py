@@ -37,7 +37,7 @@ def test_a_change_point_of_many_years() -> None:
     """A discrete site that ties seventy years together is no reason for seventy times seventy passes."""
     generator = torch.Generator().manual_seed(0)
     y = torch.poisson(torch.where(torch.arange(70) < 30, 3.1, 0.9), generator=generator)
-    assert laplace_problem(LogJoint(change_point, (y,))).structure.slots is None
+    assert laplace_problem(LogJoint(change_point, (y,))).structure.likelihoods is None
     posterior = LaplaceEvidence(change_point).run(y)
     exact = conjugate(y)
     assert abs(float(posterior.log_evidence) - exact) < 0.03

@@ -108,7 +108,7 @@ def checked(name: str) -> tuple[LaplacePosterior, dict[str, Any]]:
 def wider_importance_estimate(posterior: LaplacePosterior, num_samples: int) -> tuple[float, float]:
     """Oracle: importance sampling by hand with a Student-t proposal at the same mode; value and standard error."""
     state, df = posterior.state, 7.0
-    A = torch.linalg.inv(state.precision.adjoint[0])
+    A = torch.linalg.inv(state.precision.log_det_gradient[0])
     scale_tril = torch.linalg.cholesky(torch.linalg.inv(A))
     torch.manual_seed(1)
     z = torch.randn(num_samples, len(state.u)) / torch.distributions.Chi2(df).sample((num_samples, 1)).div(df).sqrt()

@@ -25,7 +25,7 @@ from pyro_evidence.compare import linearised
 from pyro_evidence.errors import NotSmooth
 from pyro_evidence.laplace import approximation, mode_checks, remedies, restarts, type2
 from pyro_evidence.laplace.approximation import (
-    LaplaceRows,
+    LaplaceBatch,
     LaplaceState,
     Problem,
     laplace_problem,
@@ -126,10 +126,10 @@ def test_every_start_of_a_network_with_nothing_to_bend_ends_where_it_can_be_used
 def test_a_warm_up_goes_on_as_long_as_the_log_evidence_rises(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends at the highest that it has seen, some rounds after which it has looked no further."""
     problem: Problem = at_start().problem
-    seen: list[LaplaceRows] = []
+    seen: list[LaplaceBatch] = []
     near = restarts.near_mode
 
-    def watched(*given: Any) -> LaplaceRows:
+    def watched(*given: Any) -> LaplaceBatch:
         seen.append(near(*given))
         return seen[-1]
 
@@ -167,8 +167,8 @@ def test_a_quartic_is_told_from_a_corner(power: int, error: type[Exception], sai
         pyro.factor("top", -(x.abs() ** power))
 
     problem = laplace_problem(LogJoint(flat, (), {}))
-    summit = problem.around(torch.zeros(1), problem.joint.initial_theta)
+    neighbourhood = problem.around(torch.zeros(1), problem.joint.initial_theta)
     products = mode_checks.of_precision(Dense(torch.full((1, 1, 1), 1e-5)), problem.active)
     with pytest.raises(error, match=said) as caught:
-        mode_checks.certify(summit, products)
+        mode_checks.certify(neighbourhood, products)
     assert (type(caught.value) is NotSmooth) == (power == 1)

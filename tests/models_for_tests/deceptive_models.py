@@ -18,7 +18,7 @@ class Case(NamedTuple):
     model: Callable[..., Any]
     args: tuple[Any, ...]
     power: list[float]  # of each unconstrained hyperparameter, 0 for those outside groups
-    slots: bool = True
+    likelihoods: bool = True
     linear: bool = False
 
 
@@ -147,7 +147,7 @@ def changing_scale(X, t):
         gaussian(X @ w, t)
 
 
-# --- no slot either ---
+# --- no likelihood either ---
 
 
 class Smooth(dist.Normal):
@@ -264,18 +264,18 @@ CASES = {
         Case(changing_family, (X, real), [0, 0]),
         Case(changing_shape, (X, real), []),
         Case(changing_scale, (X, real), []),
-        Case(coupled_data, (X, real), [1], slots=False),
-        Case(sudden_site, (X, real), [], slots=False),
-        Case(heteroscedastic, (X, real), [], slots=False),
-        Case(residual_as_data, (X, real), [1], slots=False),
-        Case(factor, (X, real), [1], slots=False),
-        Case(masked_distribution, (X, real), [1], slots=False),
-        Case(masked_beside_plain, (X, real), [1], slots=False),
-        Case(integrated_mixing, (real,), [1], slots=False),
-        Case(integrated_mixing_same_family, (real,), [1], slots=False),
-        Case(shared_choice, (real,), [1], slots=False),
-        Case(two_views_of_a_choice, (real,), [1], slots=False),
-        Case(choice_seen_elsewhere, (real,), [1], slots=False),
-        Case(chain, (real,), [1], slots=False),
+        Case(coupled_data, (X, real), [1], likelihoods=False),
+        Case(sudden_site, (X, real), [], likelihoods=False),
+        Case(heteroscedastic, (X, real), [], likelihoods=False),
+        Case(residual_as_data, (X, real), [1], likelihoods=False),
+        Case(factor, (X, real), [1], likelihoods=False),
+        Case(masked_distribution, (X, real), [1], likelihoods=False),
+        Case(masked_beside_plain, (X, real), [1], likelihoods=False),
+        Case(integrated_mixing, (real,), [1], likelihoods=False),
+        Case(integrated_mixing_same_family, (real,), [1], likelihoods=False),
+        Case(shared_choice, (real,), [1], likelihoods=False),
+        Case(two_views_of_a_choice, (real,), [1], likelihoods=False),
+        Case(choice_seen_elsewhere, (real,), [1], likelihoods=False),
+        Case(chain, (real,), [1], likelihoods=False),
     )
 }

@@ -50,7 +50,7 @@ def by_density(found: integration.Integral) -> tuple[float, Tensor, Tensor]:
     assert isinstance(found.density, Interpolated)
     rule = rules.product(found.density.rule, found.density.num_dims)
     log_mass = rule.log_weights + found.density.log_ratio.flatten() + found.log_evidence
-    return moments(found.chart.forward(rule.nodes), log_mass)
+    return moments(found.standardisation.forward(rule.nodes), log_mass)
 
 
 def long_tail(phi: Tensor) -> Tensor:
@@ -130,7 +130,9 @@ def test_the_integral_is_made_again_from_the_nodes_that_were_searched(monkeypatc
     found = outer(long_tail, [], monkeypatch, num=2)
     some = integration._settled(found, found.gaussian, TOLERANCE)
     assert some is not None and isinstance(some.density, Interpolated)
-    again = integration.by_product(found, some.chart, len(some.density.rule.nodes), some.chart.inverse(some.phi))
+    again = integration.by_product(
+        found, some.standardisation, len(some.density.rule.nodes), some.standardisation.inverse(some.phi)
+    )
     assert float(again.log_evidence) == pytest.approx(float(some.log_evidence), abs=1e-8)
     torch.testing.assert_close(again.log_weights, some.log_weights, rtol=0.0, atol=1e-6)
 

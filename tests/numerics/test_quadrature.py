@@ -88,9 +88,9 @@ def test_a_normal_density_keeps_the_identity() -> None:
         torch.testing.assert_close(ours, exact, rtol=0, atol=1e-9)
 
 
-def test_a_chart_goes_there_and_back() -> None:
+def test_a_standardisation_goes_there_and_back() -> None:
     precision = torch.tensor([[2.0, 0.8], [0.8, 1.0]])
-    where = reparameterise.chart(torch.tensor([1.0, -2.0]), precision)
+    where = reparameterise.standardising(torch.tensor([1.0, -2.0]), precision)
     probes = where.probes()
     along = (probes - where.centre).reshape(2, -1, 2)
     drop = -0.5 * torch.einsum("dji,ik,djk->dj", along, precision, along)
@@ -101,7 +101,7 @@ def test_a_chart_goes_there_and_back() -> None:
     torch.testing.assert_close(where.log_slope(z), exact)
 
 
-def test_charts_of_many_modes_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standardisations_of_many_modes_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of log Gammas; what few of them say of their probes leaves most with two steps, from the identity four."""
     generator, misfit, asked = torch.Generator().manual_seed(0), reparameterise._misfit, list[int]()
 
@@ -112,7 +112,7 @@ def test_charts_of_many_modes_are_those_of_each(monkeypatch: pytest.MonkeyPatch)
     shape = 3.0 + 9.0 * torch.rand(400, 2, generator=generator)
     shape[7] = 0.05  # unlike all others: nothing is read off beyond what these have
     precision = torch.diag_embed(shape) + 0.5
-    many = reparameterise.chart(torch.zeros(400, 1, 2), precision)
+    many = reparameterise.standardising(torch.zeros(400, 1, 2), precision)
 
     def log_density(phi: Tensor) -> Tensor:
         own = shape.unsqueeze(1)
@@ -131,7 +131,7 @@ def test_charts_of_many_modes_are_those_of_each(monkeypatch: pytest.MonkeyPatch)
     phi, log_slope = found.on_product(nodes)
     z = rules.product(rules.gauss_hermite(5), 2).nodes
     for k in (0, 7, 399):
-        alone = reparameterise.chart(torch.zeros(2), precision[k]).skewed(heights[k])
+        alone = reparameterise.standardising(torch.zeros(2), precision[k]).skewed(heights[k])
         if k == 7:  # from the identity a search is slower
             assert bool((off(heights[7], found.row(7)) <= off(heights[7], alone) + 1e-9).all())
         else:

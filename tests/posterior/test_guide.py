@@ -44,7 +44,7 @@ def traced(posterior: LaplacePosterior, *args: Tensor) -> tuple[Any, Any]:
 def log_ratio(posterior: LaplacePosterior, u: Tensor) -> Tensor:
     """Oracle: the log joint over a multivariate normal of torch's, both in unconstrained space."""
     state = posterior.state
-    gaussian = MultivariateNormal(posterior._about_mean.u, covariance_matrix=state.precision.adjoint[0])
+    gaussian = MultivariateNormal(posterior._about_mean.u, covariance_matrix=state.precision.log_det_gradient[0])
     return state.problem.joint.log_joint(u, state.theta) - gaussian.log_prob(u)
 
 

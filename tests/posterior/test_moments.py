@@ -44,7 +44,7 @@ def test_probabilities_are_averaged_and_not_plugged_in() -> None:
     X, t, new = data()
     posterior = LaplaceEvidence(classifier(Linear(), alpha=1.0, alpha_bias=1.0), stop=QUIET).run(X, (t > 0).double())
     Phi = torch.cat([new, torch.ones(3, 1)], -1)
-    A = posterior.state.precision.adjoint[0]
+    A = posterior.state.precision.log_det_gradient[0]
     expected = hermite(Phi @ posterior.median()["w"], (Phi @ A * Phi).sum(-1))
     assert float((posterior.predict(new, num_samples=4000) - expected).abs().max()) < 0.01
     plugged_in = torch.sigmoid(Phi @ posterior.median()["w"])

@@ -65,7 +65,7 @@ def heavy(X: Tensor, t: Tensor | None = None) -> None:
 
 
 def predictive(posterior: LaplacePosterior) -> tuple[Tensor, Tensor]:
-    covariance = posterior.state.precision.adjoint[0]
+    covariance = posterior.state.precision.log_det_gradient[0]
     return X_NEW @ posterior.median()["w"], (X_NEW @ covariance * X_NEW).sum(-1)
 
 

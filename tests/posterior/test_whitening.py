@@ -65,7 +65,7 @@ def test_one_gaussian_is_whitened_by_its_precision() -> None:
     u, _ = found.forward(z)
     torch.testing.assert_close(found.inverse(u), z)
     away = u - posterior.state.u
-    A = torch.linalg.inv(posterior.state.precision.adjoint[0])
+    A = torch.linalg.inv(posterior.state.precision.log_det_gradient[0])
     torch.testing.assert_close(away @ A @ away, z @ z)
 
 

@@ -105,7 +105,9 @@ def test_a_batch_is_a_loop(kind: str) -> None:
         for name in ("solve", "unwhiten", "whiten"):
             assert_exact(getattr(batch, name)(b)[part], getattr(one, name)(b[part]))
         assert_exact(batch.least_precise_direction(active)[part], one.least_precise_direction(active))
-        assert_exact(batch.adjoint[i], one.adjoint if isinstance(batch, Separate) else one.adjoint[0])
+        assert_exact(
+            batch.log_det_gradient[i], one.log_det_gradient if isinstance(batch, Separate) else one.log_det_gradient[0]
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)

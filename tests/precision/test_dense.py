@@ -22,16 +22,16 @@ def test_dense_numbers_are_those_of_the_inverse() -> None:
     precision, inverse = factorise(A), torch.linalg.inv(A)
     assert isinstance(precision, Dense)
     assert_exact(precision.log_det, torch.logdet(A))
-    assert_exact(precision.adjoint, inverse)
+    assert_exact(precision.log_det_gradient, inverse)
     assert_exact(precision.variance, inverse.diagonal(dim1=-2, dim2=-1))
     assert_exact(precision.solve(b), (inverse @ b.unsqueeze(-1)).squeeze(-1))
 
 
 def test_adjoint_is_the_derivative_of_the_log_determinant() -> None:
     A = matrices().requires_grad_()
-    assert_exact(factorise(A.detach()).adjoint, torch.autograd.grad(torch.logdet(A).sum(), A)[0])
+    assert_exact(factorise(A.detach()).log_det_gradient, torch.autograd.grad(torch.logdet(A).sum(), A)[0])
     d = (torch.rand(2, 4) + 0.1).requires_grad_()
-    assert_exact(factorise(d.detach()).adjoint, torch.autograd.grad(d.log().sum(), d)[0])
+    assert_exact(factorise(d.detach()).log_det_gradient, torch.autograd.grad(d.log().sum(), d)[0])
 
 
 def test_coloured_noise_has_the_covariance() -> None:
@@ -65,7 +65,7 @@ def test_diagonal_is_dense_of_a_diagonal_matrix() -> None:
     assert isinstance(thin, Diagonal)
     assert_exact(thin.log_det, thick.log_det)
     assert_exact(thin.variance, thick.variance)
-    assert_exact(thin.adjoint.diag_embed(), thick.adjoint)
+    assert_exact(thin.log_det_gradient.diag_embed(), thick.log_det_gradient)
     assert_exact(thin.solve(b), thick.solve(b))
     assert_exact(thin.row(0).unwhiten(white), thick.row(0).unwhiten(white))
 

@@ -20,20 +20,20 @@ def model(y: Tensor, factor: Tensor | None = None) -> None:
         pyro.sample("y", dist.Poisson((X @ w).exp()), obs=y)
 
 
-def slot_of(y: Tensor) -> tuple[LikelihoodTerm, LogJoint]:
+def likelihood_of(y: Tensor) -> tuple[LikelihoodTerm, LogJoint]:
     joint = LogJoint(model, (y,), {})
     linear = recognise(joint).linear
     assert linear is not None
-    return linear.linear[0].slot, joint
+    return linear.linear[0].likelihood, joint
 
 
 @pytest.mark.parametrize("counts", [[0.0, 1.0, 2.0, 7.0, 30.0, 0.0], [1e6, 0.0, 1.0, 1.0, 0.0, 3.0]])
 def test_values_slopes_and_curvatures_are_the_distributions_own(counts: list[float]) -> None:
     y = torch.tensor(counts, dtype=torch.float64)
-    slot, joint = slot_of(y)
+    likelihood, joint = likelihood_of(y)
     trace = joint.trace(joint.initial_u, joint.initial_theta)
     eta = torch.tensor([-3.0, -0.5, 0.0, 1.0, 4.0, 9.0], dtype=torch.float64).reshape(1, 6, 1)
-    value, slope, blocks = slope_and_curvature(slot.log_likelihood(trace), slot.layout, eta)
+    value, slope, blocks = slope_and_curvature(likelihood.log_likelihood(trace), likelihood.layout, eta)
     rate = eta[0, :, 0].exp()
     torch.testing.assert_close(value[0], 0.5 * dist.Poisson(rate).log_prob(y).sum())
     torch.testing.assert_close(slope[0, :, 0], 0.5 * (y - rate))
@@ -42,10 +42,10 @@ def test_values_slopes_and_curvatures_are_the_distributions_own(counts: list[flo
 
 def test_factorials_that_are_kept_are_those_of_the_counts_in_double_precision() -> None:
     y = torch.tensor([1e5, 3.0, 0.0, 777.0, 1e4, 12.0])
-    slot, joint = slot_of(y.double())
+    likelihood, joint = likelihood_of(y.double())
     for counts in (y, y + 1.0, y):
         trace = LogJoint(model, (counts,), {}).trace(joint.initial_u, joint.initial_theta)
-        closed = slot.closed(trace)
+        closed = likelihood.closed(trace)
         assert closed is not None
         expected = 0.5 * dist.Poisson(torch.ones(6, dtype=torch.float64)).log_prob(counts.double()).sum()
         value = closed(torch.zeros(1, 6, 1, dtype=torch.float64))[0][0]

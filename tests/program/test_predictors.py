@@ -1,4 +1,4 @@
-"""What one trace says about sites: wrappers, slots, Gaussian priors and noise, each against the trace itself."""
+"""What one trace says about sites: wrappers, likelihoods, Gaussian priors and noise, each against the trace itself."""
 
 from functools import cache, partial
 
@@ -110,21 +110,21 @@ def test_shapes_broadcast_as_torchs(a: tuple[int, ...], b: tuple[int, ...]) -> N
     assert predictors.broadcast(a, b) == tuple(torch.broadcast_shapes(a, b))
 
 
-# --- slots ---
+# --- likelihoods ---
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_slots_rebuild_the_likelihood(name: str) -> None:
-    """Prior, slots at their own predictor and free sites add up to the log joint; rows are a loop."""
+    """Prior, likelihoods at their own predictor and free sites add up to the log joint; rows are a loop."""
     joint, trace, sites = sites_of(name)
     u, _ = run(joint)
     rest = log_prior_rows(joint, u.unsqueeze(0), joint.initial_theta)[0] + log_prob_sum(trace, sites.free)
-    for slot in sites.slots:
-        eta = slot.predictor(trace)
-        assert eta.shape == slot.layout.shape
+    for likelihood in sites.likelihoods:
+        eta = likelihood.predictor(trace)
+        assert eta.shape == likelihood.layout.shape
         rows = torch.stack([eta, eta + 0.1, eta - 0.2])
-        values = slot.log_likelihood(trace)(rows)
-        assert_exact(values, torch.cat([slot.log_likelihood(trace)(row.unsqueeze(0)) for row in rows]))
+        values = likelihood.log_likelihood(trace)(rows)
+        assert_exact(values, torch.cat([likelihood.log_likelihood(trace)(row.unsqueeze(0)) for row in rows]))
         rest = rest + values[0]
     assert_exact(rest, joint.log_joint(u, joint.initial_theta))
 
@@ -133,18 +133,22 @@ def test_slots_rebuild_the_likelihood(name: str) -> None:
 def test_derivatives_in_a_predictor_are_those_of_differences(name: str) -> None:
     """Of every datum by itself, in closed form or not, on both sides of zero; with a graph on request."""
     _, trace, sites = sites_of(name)
-    for slot in sites.slots:
-        eta, each, h = slot.blocks(trace).mT, slot.log_likelihoods(trace), 1e-4
-        if slot.mixture is not None or len(eta) > 1 or each(slot.layout.natural(eta.unsqueeze(-1))).shape != eta.shape:
+    for likelihood in sites.likelihoods:
+        eta, each, h = likelihood.blocks(trace).mT, likelihood.log_likelihoods(trace), 1e-4
+        if (
+            likelihood.mixture is not None
+            or len(eta) > 1
+            or each(likelihood.layout.natural(eta.unsqueeze(-1))).shape != eta.shape
+        ):
             continue
         rows = torch.cat([eta.tanh(), 0.3 + eta.tanh(), -0.1 - eta.tanh()]).detach()
-        low, middle, high = (each(slot.layout.natural((rows + step).unsqueeze(-1))) for step in (-h, 0.0, h))
+        low, middle, high = (each(likelihood.layout.natural((rows + step).unsqueeze(-1))) for step in (-h, 0.0, h))
         with torch.no_grad():
-            first, second = slot.orders(trace, torch.float64)(rows, False)
+            first, second = likelihood.orders(trace, torch.float64)(rows, False)
         torch.testing.assert_close(first, ((high - low) / (2.0 * h)).detach(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(second, ((high - 2.0 * middle + low) / h**2).detach(), rtol=1e-4, atol=1e-4)
         leaf = rows.clone().requires_grad_()
-        slope = torch.autograd.grad(slot.orders(trace, torch.float64)(leaf, True)[0].sum(), leaf)[0]
+        slope = torch.autograd.grad(likelihood.orders(trace, torch.float64)(leaf, True)[0].sum(), leaf)[0]
         assert_exact(slope, second)
 
 
@@ -168,14 +172,19 @@ def test_derivatives_in_a_predictor_are_those_of_differences(name: str) -> None:
 )
 def test_slots_say_where_and_what_couples(name, parameter, shape, coupled, mixture) -> None:
     """By hand: plates and ``expand`` that only repeat the predictor leave an axis of size one."""
-    (slot,) = sites_of(name)[2].slots
-    actual = (slot.parameter, tuple(slot.layout.shape), tuple(sorted(slot.layout.coupled)), slot.mixture)
+    (likelihood,) = sites_of(name)[2].likelihoods
+    actual = (
+        likelihood.parameter,
+        tuple(likelihood.layout.shape),
+        tuple(sorted(likelihood.layout.coupled)),
+        likelihood.mixture,
+    )
     assert actual == (parameter, shape, coupled, mixture)
 
 
 def test_sites_that_do_not_see_the_latents_are_free() -> None:
     _, _, sites = sites_of("two_views")
-    assert [slot.site for slot in sites.slots] == ["s", "t"]
+    assert [likelihood.site for likelihood in sites.likelihoods] == ["s", "t"]
     assert sites.free == ("x",)
 
 
@@ -188,13 +197,13 @@ def test_sites_that_no_slot_describes(name: str) -> None:
 
 def test_every_link_of_a_constraint_is_a_candidate() -> None:
     _, trace, sites = sites_of("probit")
-    found = predictors.links_of(sites.slots[0], trace)
+    found = predictors.links_of(sites.likelihoods[0], trace)
     assert found == [predictors.LOGIT, predictors.PROBIT, predictors.COMPLEMENTARY_LOG_LOG, predictors.IDENTITY]
 
 
 def test_what_else_a_likelihood_is_made_of() -> None:
     _, trace, sites = sites_of("masked_mixture")
-    others = sites.slots[0].others(trace)
+    others = sites.likelihoods[0].others(trace)
     assert any(x is trace.nodes["t"]["value"] for x in others)
     assert any(x is trace.nodes["k"]["mask"] for x in others)
     assert [x for x in others if isinstance(x, float)] == [1.5, 1.5]

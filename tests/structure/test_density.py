@@ -353,7 +353,7 @@ class Net(PyroModule):
 
 def test_gauss_newton_of_a_pyro_module() -> None:
     joint, found = seen(Net(), X, real)
-    assert found.linear is None and found.slots is not None
+    assert found.linear is None and found.likelihoods is not None
     u = torch.randn(2, 26)
     actual = found.density.gauss_newton(u, NONE)
     for row in range(2):

@@ -248,7 +248,7 @@ def test_a_million_groups_in_a_gibibyte_are_refused_before_the_fit(monkeypatch: 
 def test_spread_and_draws_are_those_of_the_dense_inverse(case: Any) -> None:
     torch.manual_seed(0)
     state = by_factors(LogJoint(*case("bernoulli", 20, True)))
-    covariance = dense(state).precision.adjoint[0]
+    covariance = dense(state).precision.log_det_gradient[0]
     torch.testing.assert_close(state.precision.variance[0], covariance.diagonal(), rtol=1e-10, atol=0.0)
     root = state.precision.unwhiten(torch.eye(len(state.u)))  # rows of a square root
     torch.testing.assert_close(root.mT @ root, covariance, rtol=1e-8, atol=1e-10)

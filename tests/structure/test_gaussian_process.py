@@ -134,7 +134,7 @@ def test_state_and_gradient_are_those_of_the_dense_path(name: str) -> None:
     assert isinstance(a.precision, LatentPrecision)
     for get in ("u", "log_joint", "log_evidence"):
         torch.testing.assert_close(getattr(a, get), getattr(b, get), rtol=1e-8, atol=1e-8)
-    for number in ("log_det", "variance", "adjoint"):
+    for number in ("log_det", "variance", "log_det_gradient"):
         torch.testing.assert_close(getattr(a.precision, number), getattr(b.precision, number), rtol=1e-7, atol=1e-8)
     v = torch.linspace(-1.0, 1.0, len(a.u)).unsqueeze(0)
     torch.testing.assert_close(a.precision.solve(v), b.precision.solve(v), rtol=1e-6, atol=1e-8)
@@ -154,9 +154,9 @@ def test_square_roots_of_the_posterior_covariance(name: str) -> None:
     state = approximation.laplace_state(at, at.joint.initial_theta, at.joint.initial(1, seed=0)[0], cold=True)
     assert isinstance(state.precision, LatentPrecision)
     root = state.precision.unwhiten(torch.eye(len(state.u)))
-    torch.testing.assert_close(root.mT @ root, state.precision.adjoint[0], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(root.mT @ root, state.precision.log_det_gradient[0], rtol=1e-8, atol=1e-9)
     tril = state.precision.scale_tril
-    torch.testing.assert_close(tril @ tril.mT, state.precision.adjoint[0], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(tril @ tril.mT, state.precision.log_det_gradient[0], rtol=1e-8, atol=1e-9)
     assert bool((tril.diagonal() > 0).all()) and bool((tril.triu(1) == 0).all())
 
 

@@ -57,7 +57,7 @@ def test_bend_is_the_hessian_of_a_weighted_sum_of_outputs(activation: Activation
     widths = (3, 4, 2)
     u, X = draw(widths)
     g = torch.randn(2, 7, 2, generator=torch.Generator().manual_seed(1))
-    within, across = network.bend(network.forward(X, layers_of(u, widths), activation, 2), g)
+    within, across = network.second_derivatives(network.forward(X, layers_of(u, widths), activation, 2), g)
     total = derivatives.hessian(
         lambda v, _: (g * network.outputs(X, layers_of(v, widths), activation)).sum((-2, -1)), u, u
     )

@@ -109,7 +109,7 @@ def test_what_is_not_there_is_not_seen(name: str) -> None:
     assert power == case.power
     assert (found.groups is None) is (not any(case.power))
     assert (found.linear is not None) is case.linear
-    assert (found.slots is not None) is case.slots
+    assert (found.likelihoods is not None) is case.likelihoods
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -262,7 +262,7 @@ def test_a_model_that_cannot_be_run_far_out_is_left_to_autograd() -> None:
             pyro.sample("t", dist.Bernoulli(logits=X @ w), obs=t)
 
     found = recognise(LogJoint(model, (X, binary)))
-    assert found.linear is None and found.slots is None and found.groups is None
+    assert found.linear is None and found.likelihoods is None and found.groups is None
 
 
 def test_a_large_jacobian_of_mostly_zeros_is_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_a_large_jacobian_of_mostly_zeros_is_not_formed(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(structure, "SMALL_JACOBIAN", 30 * 30 - 1)
     found = recognise(LogJoint(model, (binary,)))
-    assert found.linear is None and found.slots is not None and found.groups is not None
+    assert found.linear is None and found.likelihoods is not None and found.groups is not None
 
 
 def test_a_design_that_fills_the_memory_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

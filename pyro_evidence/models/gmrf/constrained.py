@@ -106,7 +106,7 @@ class ConstrainedPrecision:
         """``V (V' Q V)^-1 V'`` among the values of each factor, ``(F, k, k)``."""
         near = self.border[:, self.structure.index]  # (m + a, F, k)
         taken = torch.linalg.solve(self.capacitance, near.flatten(1)).view(near.shape)
-        return self.factor.adjoint[0] - torch.einsum("mfa,mfb->fab", near, taken)
+        return self.factor.log_det_gradient[0] - torch.einsum("mfa,mfb->fab", near, taken)
 
     @property
     def variance(self) -> Tensor:

@@ -14,7 +14,7 @@ from pyro_evidence.numerics.quadrature.rules import Rule
 EDGE = 8.0  # standard deviations beyond which nothing is drawn
 CELLS = 512  # of 1/32 of a standard deviation: linear between, a normal is off by a part in 8000 of its top
 COARSER = 4  # cells for sums, which need an eighth of a standard deviation: nodes are twice as far apart
-NOTHING = -100.0  # nats below the top
+NEGLIGIBLE = -100.0  # nats below the top
 FINE = 0.3  # standard deviations: linear between, a standard deviation of one is less than one percent too large
 LARGEST_TABLE = 2**23  # numbers of a finer lattice
 MOST_LAGRANGE = 11  # nodes through which one polynomial is laid
@@ -185,7 +185,7 @@ class Lattice(AxisByAxis):
             for axis in range(table.dim()):
                 table = with_midpoints(table, axis)
             step *= 0.5
-        tables = [table.clamp(min=NOTHING).exp()]  # so that each row of the lattice has a density
+        tables = [table.clamp(min=NEGLIGIBLE).exp()]  # so that each row of the lattice has a density
         while tables[0].dim() > 1:
             tables.insert(0, tables[0].sum(-1))
         return step, first, tables
@@ -242,12 +242,12 @@ def with_midpoints(log_density: Tensor, axis: int) -> Tensor:
     tensor([  0.0000,  -0.2500,  -1.0000,  -2.1875,  -4.0000,  -6.6250, -10.0000])
     """
     y = log_density.movedim(axis, -1)
-    bends = torch.nn.functional.pad(y, (1, 1), value=-math.inf).diff(dim=-1).diff(dim=-1)
-    left, right = bends[..., :-1], bends[..., 1:]
+    curvatures = torch.nn.functional.pad(y, (1, 1), value=-math.inf).diff(dim=-1).diff(dim=-1)
+    left, right = curvatures[..., :-1], curvatures[..., 1:]
     flatter, both = left.abs().minimum(right.abs()), 0.5 * (left + right)
-    bend = left.sign() * torch.where(both.isfinite(), both.abs().minimum(2.0 * flatter), flatter)
-    bend = torch.where((left.sign() == right.sign()) & bend.isfinite(), bend, 0.0)
-    middle = 0.5 * (y[..., :-1] + y[..., 1:]) - bend / 8.0
+    curvature = left.sign() * torch.where(both.isfinite(), both.abs().minimum(2.0 * flatter), flatter)
+    curvature = torch.where((left.sign() == right.sign()) & curvature.isfinite(), curvature, 0.0)
+    middle = 0.5 * (y[..., :-1] + y[..., 1:]) - curvature / 8.0
     pairs = torch.stack([y, torch.nn.functional.pad(middle, (0, 1))], -1)
     return pairs.flatten(-2)[..., :-1].movedim(-1, axis)
 
@@ -289,12 +289,12 @@ def spline(nodes: Tensor, z: Tensor) -> Tensor:
     h = nodes.diff()
     slopes = torch.diff(torch.eye(len(nodes)).to(nodes), dim=0) / h.unsqueeze(-1)
     inner = (2.0 * (h[:-1] + h[1:])).diag() + h[1:-1].diag(1) + h[1:-1].diag(-1)
-    bends = torch.nn.functional.pad(torch.linalg.solve(inner, 6.0 * slopes.diff(dim=0)), (0, 0, 1, 1))
+    curvatures = torch.nn.functional.pad(torch.linalg.solve(inner, 6.0 * slopes.diff(dim=0)), (0, 0, 1, 1))
     cell = (torch.searchsorted(nodes, z[:, 0].contiguous()) - 1).clamp(0, len(h) - 1)
     step = h[cell].unsqueeze(-1)
     a = (nodes[cell + 1].unsqueeze(-1) - z) / step
     b, unit = 1.0 - a, torch.eye(len(nodes)).to(nodes)
-    curved = (a**3 - a) * bends[cell] + (b**3 - b) * bends[cell + 1]
+    curved = (a**3 - a) * curvatures[cell] + (b**3 - b) * curvatures[cell + 1]
     return a * unit[cell] + b * unit[cell + 1] + curved * step.square() / 6.0
 
 

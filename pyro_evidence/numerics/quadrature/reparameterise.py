@@ -229,7 +229,7 @@ class Standardisation:
         return Standardisation(self.centre[index], self.basis[index], map_of(self.axes.params[index]))
 
 
-def chart(centre: Tensor, precision: Tensor) -> Standardisation:
+def standardising(centre: Tensor, precision: Tensor) -> Standardisation:
     """Straight axes along the eigenvectors of a precision ``(..., d, d)``, the widest first."""
     values, vectors = torch.linalg.eigh(precision)
     nothing = torch.zeros(centre.shape[-1], NUM_PARAMS, dtype=torch.float64, device=centre.device)

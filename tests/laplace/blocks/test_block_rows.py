@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.blocks.marginal import Marginal, Place, near_places
+from pyro_evidence.blocks.marginal import Marginal, SharedIterate, near_places
 from pyro_evidence.blocks.terms import BlockDensity, RowTerms
 from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state, near_states
 from pyro_evidence.nested import inner
@@ -45,11 +45,11 @@ def test_places_and_precisions_are_those_of_rows_alone(model: Model) -> None:
     theta, start = some_rows(problem)
     for row, t, u in zip(near_places(marginal, theta, start), theta, start, strict=True):
         alone = marginal.find(t, u)
-        assert isinstance(row, Place)
+        assert isinstance(row, SharedIterate)
         for found, expected in ((row.each, alone.each), (row.shared, alone.shared), (row.curvature, alone.curvature)):
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
         precisions = [marginal.precision(t, place) for place in (row, alone)]
-        torch.testing.assert_close(precisions[0].adjoint, precisions[1].adjoint, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(precisions[0].log_det_gradient, precisions[1].log_det_gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_that_does_not_arrive_is_left_out() -> None:

@@ -91,7 +91,7 @@ def test_derivatives_along_the_path_are_those_of_differences(kind: str, monkeypa
     def value(moved: Tensor) -> Tensor:
         return integrals(terms, replace(nodes, rows=nodes.rows + along.away(moved)), moved).sum()
 
-    affine = [family.slot is not None for family in families(marginal.density)]
+    affine = [family.likelihood is not None for family in families(marginal.density)]
     assert affine == ([False] if kind == "curved" else [True, False])
     found = with_derivatives(terms, nodes, w, along)
     torch.testing.assert_close(found.slope, torch.autograd.functional.jacobian(value, w), rtol=1e-9, atol=1e-9)
@@ -161,7 +161,7 @@ def test_items_in_single_precision() -> None:
         joint = LogJoint(one_parameter, (Y.to(dtype),))
         marginal = laplace_problem(joint).by_quadrature(9)
         assert marginal is not None and by_terms(marginal.density)
-        assert any(family.slot is not None for family in families(marginal.density))
+        assert any(family.likelihood is not None for family in families(marginal.density))
         posterior = LaplaceEvidence(one_parameter, nodes=9, stop=Stop(progress=False)).run(Y.to(dtype))
         heights.append(float(posterior.log_evidence))
     assert heights[0] == pytest.approx(heights[1], abs=1e-3)
