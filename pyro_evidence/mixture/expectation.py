@@ -23,7 +23,6 @@ from pyro_evidence.mixture.data import some
 
 BLOCK = 2**16  # numbers in one block of responsibilities: they stay in the cache
 SHARD = 2**19  # numbers in what one shard of the data makes where every datum has a number for every weight
-SPARSE = 16  # one datum of so many tells whether most are certain
 CERTAIN = 1e-13  # what a responsibility may lack of one for the datum to count as certain of its component
 
 
@@ -93,9 +92,9 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Mixt
 def _around(part: MixtureData, resp: Tensor) -> Tensor:
     """``sum r (1 - r) F`` of one block, from the data that are not certain of their component, ``(R, K, P)``."""
     varied = (1.0 - resp).mul_(resp)
-    if part.features is None or resp.shape[-1] > BLOCK // 256:  # else looking for them takes longer
-        some_of_them = 2 * SPARSE * len(_above(varied[..., ::SPARSE])) < resp.shape[-1]
-        if some_of_them and 2 * len(index := _above(varied)) < resp.shape[-1]:
+    if part.features is None:  # else looking for them takes longer
+        index = (varied.amax((0, 1)) > CERTAIN).nonzero().flatten()
+        if 2 * len(index) < resp.shape[-1]:
             part, varied = some(part, index), varied[..., index]
     return _summed(part, varied, part.columns(part.layout.num_features))
 
@@ -107,11 +106,6 @@ def _summed(part: MixtureData, r: Tensor, F: Tensor) -> Tensor:
     if part.weight.numel() * F.shape[-1] < r.numel():
         return r @ (F * part.weight.unsqueeze(-1))
     return (r * part.weight.unsqueeze(-2)) @ F
-
-
-def _above(varied: Tensor) -> Tensor:
-    """The data that are not certain of their component."""
-    return (varied.amax((0, 1)) > CERTAIN).nonzero().flatten()
 
 
 def responsibilities(F: Tensor, natural: Tensor, floor: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -28,20 +28,17 @@ LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 10
 TOLERANCE = 1e-14  # nats that a Newton step may still promise
 MANY = 2**21  # numbers, one for each datum and weight, up to which every row is looked at exactly
 NEAR = 10.0  # nats below the highest row, by the curvature of the engine, where another may be highest by the exact one
-RENEWED = 3  # steps after which the Hessian is taken anew
 
 
-@dataclass
+@dataclass(frozen=True)
 class LogJointOfWeights:
     """The log joint as a function of flat weights; each row carries its number along as a last coordinate.
 
-    Its slope is one of sums of the E-step, in the place of residuals, and one Hessian serves for several steps.
+    Its slope is one of sums of the E-step, in the place of residuals.
     """
 
     data: MixtureData
     mixture: Mixture
-    age: int = 0
-    last: Tensor | None = None
 
     def unpacked(self, u: Tensor) -> tuple[MixtureData, Mixture, MixtureStatistics]:
         """The data and the mixtures that flat rows ``u`` stand for, with an E-step there."""
@@ -59,16 +56,11 @@ class LogJointOfWeights:
         return stats.log_likelihood + mixture_evidence.log_prior(mixture), pad(slope.flatten(1), (0, 1))
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
-        rows = u[:, -1].long()
-        if self.last is None or self.age >= RENEWED:
-            data, mixture, stats = self.unpacked(u)
-            curvature = mixture_evidence.full(data, mixture, stats).squeeze(1)
-            H = pad(curvature + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
-            H[:, -1, -1] = 1.0
-            every = H.new_zeros(len(self.mixture.w), *H.shape[1:]) if self.last is None else self.last
-            self.age, self.last = 0, every.index_copy(0, rows, H)
-        self.age += 1
-        return self.last[rows]
+        data, mixture, stats = self.unpacked(u)
+        curvature = mixture_evidence.full(data, mixture, stats).squeeze(1)
+        A = pad(curvature + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
+        A[:, -1, -1] = 1.0
+        return A
 
 
 @torch.no_grad()
