@@ -85,7 +85,7 @@ class REVM(Engine):
 
     :param model: any Pyro model whose weights are real-valued latent sites.
     :param site: the site(s) that hold the weights; may be left out when there is only one latent site.
-    :param prior: :class:`GaussianPrior` or :class:`L1Prior`.
+    :param prior: :class:`GaussianPrior`, of groups of axes where its size is above 1, or :class:`L1Prior`.
     :param centre: ``base_centre`` (the paper's) or ``score_centre``.
     :param ridge: prior precision under which the mode is found that stands for the maximum-likelihood point,
         which does not exist when the classes can be separated; or ``isotropic_evidence``.
@@ -107,7 +107,7 @@ class REVM(Engine):
     model: Model
     _: KW_ONLY
     site: str | Sequence[str] | None = None
-    prior: AxisPrior = GaussianPrior()  # noqa: RUF009 - frozen and without fields
+    prior: AxisPrior = GaussianPrior()  # noqa: RUF009 - frozen
     centre: Centre = base_centre
     ridge: float | Ridge = 1e-2
     approximation: Approximation = laplace_at_base

@@ -175,11 +175,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return {p.name: parts[p.name].reshape(p.unconstrained_shape) for p in hypers if not parts[p.name].isnan().all()}
 
     @property
-    def num_effective_parameters(self) -> dict[str, Tensor]:
-        """Number of well-determined parameters of each precision; MacKay's name for it is :attr:`gamma`."""
-        return self.gamma
-
-    @property
     def pruned(self) -> dict[str, Tensor]:
         """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
         found = self._joint.latents.unconstrained(~self.state.problem.active)

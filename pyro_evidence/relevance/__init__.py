@@ -6,7 +6,6 @@ from pyro_evidence.lazy_import import import_on_demand
 
 if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.relevance.axis_priors import GaussianPrior as GaussianPrior
-    from pyro_evidence.relevance.axis_priors import GroupPrior as GroupPrior
     from pyro_evidence.relevance.axis_priors import L1Prior as L1Prior
     from pyro_evidence.relevance.eigen_state import base_centre as base_centre
     from pyro_evidence.relevance.eigen_state import score_centre as score_centre

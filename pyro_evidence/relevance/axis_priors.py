@@ -6,7 +6,7 @@ Each says how its hyperparameter ``alpha`` is chosen, where its mode is, and whi
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -50,7 +50,14 @@ class AxisPrior(Protocol):
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """``u ~ N(0, 1/alpha)``: GREVM.
+    r"""``u ~ N(0, 1/alpha)``: GREVM.  With ``size`` above 1 axes of neighbouring curvature share a hyperparameter.
+
+    The variances of such a group are ``s/h``, and it is kept where the *mean* of its Wald statistics exceeds 1.  It
+    borrows strength and shrinks its axes alike, by ``1 - 1/mean``; it is no stronger filter: a group of ``b`` axes of
+    pure noise is kept with probability :math:`P(\chi^2_b > b)`, 32 % for one axis, 44 % for ten, though almost wholly
+    shrunk then.
+
+    :ivar size: axes that share a hyperparameter; the last group may be smaller.
 
     >>> import torch
     >>> from pyro_evidence import REVM
@@ -63,7 +70,11 @@ class GaussianPrior:
     True
     """
 
-    size: ClassVar[int] = 1  # axes that share a hyperparameter
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        """Requires a size of at least one."""
+        check_count("size", self.size, advice="It is the number of axes in a group.")
 
     def alpha(self, h: Tensor, u: Tensor) -> Tensor:
         """Kropotov and Vetrov (2007), eq. 11."""
@@ -78,33 +89,6 @@ class GaussianPrior:
     def distribution(self, alpha: Tensor) -> Any:
         """Normal with precision ``alpha``."""
         return dist.Normal(torch.zeros_like(alpha), alpha.rsqrt())
-
-
-@dataclass(frozen=True)
-class GroupPrior(GaussianPrior):
-    r"""One hyperparameter for ``size`` axes of neighbouring curvature, whose variances are ``s/h``: group REVM.
-
-    A group is kept where the *mean* of its Wald statistics exceeds 1.  It borrows strength and shrinks its axes
-    alike, by ``1 - 1/mean``; it is no stronger filter: a group of ``b`` axes of pure noise is kept with probability
-    :math:`P(\chi^2_b > b)`, 32 % for one axis, 44 % for ten, though almost wholly shrunk then.  The last group may
-    be smaller.
-
-    >>> import torch
-    >>> from pyro_evidence import REVM
-    >>> from pyro_evidence.models.basis import Polynomial
-    >>> from pyro_evidence.models.regression import regression
-    >>> from pyro_evidence.relevance import GroupPrior
-    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
-    >>> t = 2.0 * X[:, 0] + 0.3 * torch.cos(40.0 * X[:, 0])
-    >>> REVM(regression(Polynomial(3), beta=20.0), prior=GroupPrior(size=2)).run(X, t).num_active > 0
-    True
-    """
-
-    size: int = 4  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        """Requires a size of at least one."""
-        check_count("size", self.size, advice="It is the number of axes in a group.")
 
 
 @dataclass(frozen=True)

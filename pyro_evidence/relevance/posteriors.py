@@ -39,7 +39,6 @@ from pyro_evidence.relevance.axis_priors import (
     AxisPrior,
     GaussianFit,
     GaussianPrior,
-    GroupPrior,
     L1Prior,
     OnAxes,
     SparseState,
@@ -51,7 +50,7 @@ from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count, check_probability
 from pyro_evidence.structure.names import names_of
 
-OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
+OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, L1Prior)}  # priors that a file may name
 AXES_POSTERIOR = archive.MODEL | {"prior": list, "sites": [str], "log_evidence": archive.NUMBER}
 EIGEN_STATE = {  # entries that are called as in REVMState
     "ridge": float,
@@ -362,8 +361,8 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         self._needs_data("a file")
         if type(prior) not in OURS.values():
             raise BadInput(
-                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected GaussianPrior, "
-                "GroupPrior or L1Prior."
+                f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected GaussianPrior or "
+                "L1Prior."
             )
         return archive.record_model(joint) | {
             "prior": [type(prior).__name__, *vars(prior).values()],

@@ -39,7 +39,7 @@ from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.models.regression import regression
-from pyro_evidence.relevance import GroupPrior, L1Prior
+from pyro_evidence.relevance import GaussianPrior, L1Prior
 from tests.cases.expect import OWN_ERRORS, TooSlow, within
 from tests.fitting.test_checkpoint import FITS, killed_at, run
 from tests.models_for_tests.grouped_models import groups, intercepts
@@ -98,7 +98,7 @@ POSTERIORS = {
     "RVM": kind_of(RVM, classifier(Polynomial(2)), (X, LABELS)),
     "VRVM": kind_of(VRVM, regression(Polynomial(2)), (X, T)),
     "REVM": kind_of(REVM, classifier(Polynomial(2)), (X, LABELS)),
-    "REVM, groups": kind_of(REVM, regression(Polynomial(2)), (X, T), prior=GroupPrior(2)),
+    "REVM, groups": kind_of(REVM, regression(Polynomial(2)), (X, T), prior=GaussianPrior(2)),
     "REVM, Laplace": kind_of(REVM, regression(Polynomial(2)), (X, T), prior=L1Prior()),
 }
 

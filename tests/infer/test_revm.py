@@ -17,7 +17,7 @@ from pyro_evidence.errors import BadInput, NotAMode
 from pyro_evidence.fitting.iterate import Status, Stop
 from pyro_evidence.infer.revm import REVM, isotropic_evidence
 from pyro_evidence.relevance import mode as relevance_mode
-from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior, climbed
+from pyro_evidence.relevance.axis_priors import GaussianPrior, L1Prior, climbed
 from pyro_evidence.relevance.eigen_state import score_centre
 from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import JaakkolaJordan, LeastKL, empirical_fisher, laplace_at_base
@@ -102,19 +102,19 @@ def test_the_same_mode_under_the_non_diagonal_prior_in_weight_space() -> None:
 
 def test_groups_are_kept_by_their_mean_wald_statistic() -> None:
     Phi, t = problem()
-    alone, posterior = (REVM(models.logistic, prior=p).run(Phi, t) for p in (GaussianPrior(), GroupPrior(size=3)))
+    alone, posterior = (REVM(models.logistic, prior=p).run(Phi, t) for p in (GaussianPrior(), GaussianPrior(size=3)))
     torch.testing.assert_close(posterior.wald, alone.wald)
     means = alone.wald.reshape(2, 3).mean(-1)
     expected = torch.where(means > 1.0, means - 1.0, 0.0).repeat_interleave(3).reciprocal() * alone.eigenvalues
     torch.testing.assert_close(posterior.alpha, expected)
-    single = REVM(models.logistic, prior=GroupPrior(size=1)).run(Phi, t)
+    single = REVM(models.logistic, prior=GaussianPrior(size=1)).run(Phi, t)
     torch.testing.assert_close(single.weights["w"], alone.weights["w"])
 
 
 def test_groups_make_the_factorised_evidence_exact_for_gaussian_noise() -> None:
     Phi, _ = problem()
     t = Phi @ torch.tensor([1.0, -0.4, 0.1, 0.0, 0.0, 0.0]) + 0.5 * torch.randn(120)
-    posterior = REVM(models.gaussian, prior=GroupPrior(size=2), ridge=0.0).run(Phi, t)
+    posterior = REVM(models.gaussian, prior=GaussianPrior(size=2), ridge=0.0).run(Phi, t)
     torch.testing.assert_close(posterior.state.factorised_log_evidence, posterior.log_evidence, rtol=1e-11, atol=0)
 
 
@@ -351,7 +351,7 @@ def test_the_predictors_moments_are_those_of_the_draws() -> None:
     assert float(((draws.mean(0) - mean).abs() / variance.sqrt()).max()) < 4.0 / 20_000**0.5
 
 
-@pytest.mark.parametrize("prior", [GaussianPrior(), L1Prior(), L1Prior(orthant=True), GroupPrior(size=2)])
+@pytest.mark.parametrize("prior", [GaussianPrior(), L1Prior(), L1Prior(orthant=True), GaussianPrior(size=2)])
 def test_saved_and_loaded(prior: Any, tmp_path: Path) -> None:
     Phi, t = problem()
     posterior = REVM(models.logistic, prior=prior).run(Phi, t)

@@ -63,7 +63,6 @@ def test_hyperparameters_are_those_of_the_reported_evidence() -> None:
     _, covariance = linear_posterior(X, t, alpha, beta)
     assert_approx(posterior.gamma["alpha"], 2.0 - alpha * covariance.trace())
     assert posterior.gamma.keys() == {"alpha"}
-    assert_exact(posterior.num_effective_parameters["alpha"], posterior.gamma["alpha"])
 
 
 def test_draws_have_the_mean_and_the_covariance() -> None:  # Monte Carlo, 4 standard errors

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput, ImproperPosterior, NotPositiveDefinite, TooLarge, UnsupportedModel
 from pyro_evidence.infer.revm import REVM
-from pyro_evidence.relevance.axis_priors import GroupPrior
+from pyro_evidence.relevance.axis_priors import GaussianPrior
 from pyro_evidence.relevance.eigen_state import score_centre
 from pyro_evidence.relevance.quadratic import JaakkolaJordan, LeastKL, empirical_fisher
 from tests.models_for_tests import weight_models as models
@@ -126,7 +126,7 @@ def test_constrained_weights_are_refused() -> None:
 @pytest.mark.parametrize("size", [0, 2.5])
 def test_groups_of_no_axes_are_refused(size: Any) -> None:
     with pytest.raises(BadInput, match=f"size={size}; expected a whole number of at least 1. It is the number of axes"):
-        GroupPrior(size=size)
+        GaussianPrior(size=size)
 
 
 @pytest.mark.parametrize("approximation", [JaakkolaJordan(), LeastKL()])
