@@ -13,6 +13,7 @@ from pyro_evidence.display import Shown, Table
 from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.numerics.importance import interpolated
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.constants import Powered, sites_with_fixed_priors
 from pyro_evidence.program.log_joint import LogJoint
@@ -20,7 +21,6 @@ from pyro_evidence.settings import check_count, seed_of
 
 STEP = 0.1  # of the power: a distance goes with it, and is then ten times what adapted nodes may move
 QUIET = Stop(progress=False)
-DRAWS = 1_000  # whose distribution functions are compared
 SENSITIVE = 0.05  # Kallioinen et al. (2024), section 3.2: the normal's mean then moves by .05 deviations a doubling
 
 
@@ -78,15 +78,15 @@ def power_scaling(posterior: LaplacePosterior) -> PowerScaling:
     """
     posterior._needs_data("power_scaling()")
     joint = posterior._joint
-    here, engine = posterior.get_samples(DRAWS, seed=0), replace(engine_of(posterior, held=True), stop=QUIET)
+    here, engine = posterior.get_samples(NUM_DRAWS, seed=0), replace(engine_of(posterior, held=True), stop=QUIET)
 
     def change(sites: Sequence[str]) -> dict[str, Tensor]:
         total = {site: torch.zeros(here[site].shape[1:], dtype=torch.float64) for site in joint.latents.names}
         for power in (1.0 + STEP, 1.0 / (1.0 + STEP)):
             powered = replace(engine, model=Powered(power, sites)(engine.model))
-            there = powered.run(*joint.args, **joint.kwargs).get_samples(DRAWS, seed=0)
+            there = powered.run(*joint.args, **joint.kwargs).get_samples(NUM_DRAWS, seed=0)
             for site in total:
-                pairs = zip(*(each[site].reshape(DRAWS, -1).mT for each in (here, there)), strict=True)
+                pairs = zip(*(each[site].reshape(NUM_DRAWS, -1).mT for each in (here, there)), strict=True)
                 total[site] += torch.stack([distance(p, q) for p, q in pairs]).reshape(total[site].shape)
         return {site: moved / (2.0 * math.log2(1.0 + STEP)) for site, moved in total.items()}
 

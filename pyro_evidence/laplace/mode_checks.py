@@ -16,6 +16,7 @@ from pyro_evidence.errors import ImproperPosterior, NotAMode, NotSmooth
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
+from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.dense import Precision
 from pyro_evidence.program.log_joint import LogJoint
@@ -252,7 +253,7 @@ def jump_message(neighbourhood: ModeNeighbourhood, way: Tensor, where: str, reac
         rows = torch.stack([ends[0].lerp(ends[1], i / num) for i in range(num + 1)])
         value, slope = neighbourhood.slopes(rows)
         along = 0.5 / num * (slope @ (ends[1] - ends[0]))
-        gaps, rounding = (value.diff() - along[:-1] - along[1:]).abs(), 1e3 * torch.finfo(joint.dtype).eps * value.abs()
+        gaps, rounding = (value.diff() - along[:-1] - along[1:]).abs(), relative_rounding(joint.dtype) * value.abs()
         away = reach * (rows[1:] - u).norm(dim=-1) / way.norm()
         least = JUMP / (2.0 * torch.special.ndtr(-away))
         gaps = torch.where(gaps > torch.maximum(rounding[:-1], rounding[1:]) + least, gaps, 0.0)
@@ -283,7 +284,7 @@ def _is_smooth(neighbourhood: ModeNeighbourhood, way: Tensor) -> bool:
     near, far = (value[middle + k] - value[middle - k] for k in (1, 2))
     stairs = (8.0 * near - far) / 12.0 - along  # the difference is of order four
     off = torch.cat([value.diff(n=7), stairs.reshape(1)]).abs()
-    return bool((off <= JUMP + 1e3 * torch.finfo(neighbourhood.joint.dtype).eps * value.abs().amax()).all())
+    return bool((off <= JUMP + relative_rounding(neighbourhood.joint.dtype) * value.abs().amax()).all())
 
 
 def require_own_slopes(neighbourhood: ModeNeighbourhood) -> None:

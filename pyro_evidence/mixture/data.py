@@ -19,7 +19,7 @@ from pyro_evidence.data.rows import PLACES, Rows, column_moments, scattered
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
-from pyro_evidence.numerics.linalg import place_in_triangle
+from pyro_evidence.numerics.linalg import ROUNDED, place_in_triangle
 from pyro_evidence.settings import stacklevel
 
 KEPT = BATCH_NUMBERS  # in the features of all data, which are then made once and not anew in every pass
@@ -344,7 +344,7 @@ def response_units(rows: Rows[Responses], noise: Tensor, free: Tensor) -> Units:
     """
     _, mean, square = column_moments(rows.mapped(lambda r: (r.Y, r.weight)))
     spread = square.sqrt()
-    varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
+    varies = spread > ROUNDED * mean.abs()  # a constant column keeps rounding errors about its mean
     if bool(free.any()) and not bool(varies.any()):
         raise BadInput(
             "all rows are the same: they are met exactly, and the log evidence grows without a bound as the scale of "

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.fitting.process_state import entry_point
-from pyro_evidence.numerics.batched import bisected
+from pyro_evidence.numerics.batched import CACHED_NUMBERS, bisected
 from pyro_evidence.program.distributions import Background
-
-ROWS = 2**18  # numbers that the data that are looked at together may make
 
 
 @entry_point
@@ -59,7 +57,7 @@ class MixtureDensity:
     def _by_rows(self, y: Tensor, of_rows: Callable[["MixtureDensity", Tensor], Tensor]) -> Tensor:
         """``of_rows`` of a few data at a time, their densities beside them: nothing of the size of all is held."""
         single = len(self.tril) == 1 and not bool(y.isnan().any())
-        size = max(1, ROWS // (self.loc[0] if single else self.tril[0]).numel())
+        size = max(1, CACHED_NUMBERS // (self.loc[0] if single else self.tril[0]).numel())
         some = range(0, max(1, len(y)), size)
         return torch.cat([of_rows(self.rows(slice(i, i + size)), y[i : i + size]) for i in some])
 

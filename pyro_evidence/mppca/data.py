@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyro_evidence.data.rows import Rows, column_moments, with_ones
 from pyro_evidence.mixture.data import Units
+from pyro_evidence.numerics.linalg import ROUNDED
 
 
 def has_gaps(Y: Tensor) -> bool:
@@ -57,7 +58,7 @@ class Observations:
         """
         _, origin, square = column_moments(self.rows.mapped(with_ones))
         unit, size = square.mean().sqrt(), origin.abs().max()
-        return Units(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0), origin)
+        return Units(origin, torch.where(unit > ROUNDED * torch.maximum(size, unit), unit, 1.0), origin)
 
     def log_jacobian(self, unit: Tensor) -> float:
         """Log Jacobian of all data from standard units to ``unit`` ``()``, which the log density loses, nats."""

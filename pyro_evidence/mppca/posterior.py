@@ -21,7 +21,9 @@ from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, own_model, recognise_mppca
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.linalg import ROUNDED
 from pyro_evidence.posterior import archive, diagnostics
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.checks import describe, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -62,7 +64,7 @@ class PrincipalSubspace:
 def principal_subspace(W: Tensor, beta: Tensor) -> PrincipalSubspace:
     """Canonical form of loadings ``(m, q)`` with noise precisions ``(m,)``; columns of zeros are left out."""
     U, lengths, _ = torch.linalg.svd(W, full_matrices=False)
-    kept = lengths > 1e-12 * lengths.amax() if len(lengths) else lengths > 0  # rounding leaves zeros a length
+    kept = lengths > ROUNDED * lengths.amax() if len(lengths) else lengths > 0  # rounding leaves zeros a length
     U, lengths = U[:, kept], lengths[kept]
     size = U.abs()
     place = (size >= (1.0 - APART) * size.amax(0)).long().argmax(0, keepdim=True)  # the first of those as large
@@ -248,7 +250,7 @@ class MPPCAPosterior(ComponentPosterior):
             for k, on in enumerate(self.active)
         ]
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+    def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> dict[str, Tensor]:
         """Independent draws of the loadings over their whole orbits, ``(S, K, m, q)`` by the site's name."""
         return self._constrained(self._over_orbits(check_count("num_samples", num_samples, at_least=0), seed))
 

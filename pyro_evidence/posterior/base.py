@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import entry_point, generator_of
 from pyro_evidence.numerics.batched import HELD_NUMBERS
-from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.numerics.linalg import ROUNDED, require_memory
 from pyro_evidence.program.checks import Arguments, as_tensors, new_data, require_kept, require_targets
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import DUMMY_SITE
@@ -226,7 +226,7 @@ def of_all_sites(pointwise: Values, advice: str) -> Tensor:
 
 def varies(draws: Tensor) -> Tensor:
     """Which numbers differ among draws ``(S, ...)`` by more than rounding, whatever their unit, bool ``(...)``."""
-    return draws.std(0) > 1e-12 * draws.abs().amax(0)
+    return draws.std(0) > ROUNDED * draws.abs().amax(0)
 
 
 def equal_weights(num: int) -> Tensor:

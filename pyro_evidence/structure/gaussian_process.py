@@ -36,7 +36,6 @@ from pyro_evidence.program.sites import Node
 from pyro_evidence.structure.density import LinearDensity, ModelParts
 
 Pair = Sequence[Any]  # a run at u = 0 and one elsewhere, at the same hyperparameters
-LOG_TAU = math.log(math.tau)  # twice what each dimension takes from the log density of a normal
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ class GaussianLatent(LinearDensity):
     def log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         reading = self.reading(theta[0] if theta.dim() == 2 else theta)
         squares = torch.stack([b.whitened(u[:, b.where]).square().sum(-1) for b in reading.blocks]).sum(0)
-        return -0.5 * (squares + reading.log_det + u.shape[-1] * LOG_TAU)
+        return -0.5 * (squares + reading.log_det + u.shape[-1] * math.log(math.tau))
 
     def _prior_precision(self, u: Tensor, theta: Tensor) -> Tensor:
         tril = self.reading(theta[0] if theta.dim() == 2 else theta).tril
@@ -212,7 +211,7 @@ class GaussianLatent(LinearDensity):
             mode = process.predictor_mode(latent, start, tolerance, watch)
             precision = LatentPrecision(reading.covariance, reading.tril, self.seen, mode)
             gradient = self.seen.adjoint((mode.slope - mode.dual).unsqueeze(-1)).squeeze(-1)
-            log_prior = -0.5 * (process.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
+            log_prior = -0.5 * (process.quadratic(mode, latent) + reading.log_det + size * math.log(math.tau))
             log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
             flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
             rows.append((reading.loc + precision.covariance @ precision.dual, log_joint, gradient, *flags))

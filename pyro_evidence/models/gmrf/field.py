@@ -114,9 +114,6 @@ class Between(constraints.interval):
         return (self.lower_bound < value) & (value < self.upper_bound)
 
 
-LOG_TWO_PI = math.log(2.0 * math.pi)  # twice what each dimension takes from the log density of a normal
-
-
 class GaussianField(OfArguments):
     """A zero-mean Gaussian field; see :mod:`pyro_evidence.models.gmrf` for those that can be asked for.
 
@@ -203,7 +200,7 @@ class GaussianField(OfArguments):
 
     def log_normaliser(self) -> Tensor:
         """Log density at zero; where sums are given that are not zero, what is left without the factors.  Nats."""
-        normaliser = 0.5 * self.log_det.to(self._precision) - 0.5 * self.structure.rank * LOG_TWO_PI
+        normaliser = 0.5 * self.log_det.to(self._precision) - 0.5 * self.structure.rank * math.log(math.tau)
         if self._given is None:
             return normaliser
         return normaliser + 0.5 * least_square(self.elements, self.structure, self._given).to(normaliser)

@@ -13,10 +13,10 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.models.gmrf.field import GaussianField
 from pyro_evidence.models.gmrf.graphs import Operator
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.derivatives import cached_property, ordinary
 
 SMALLEST_ANGLE = 1e-3  # radians: below, the entries of one triangle differ by 1e6 and half of the digits are gone
-AT_A_TIME = 2**22  # pairs of a place and a triangle that are looked at together
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Mesh:
         base = corner[:, 2]
         to_barycentric = torch.linalg.inv((corner[:, :2] - base.unsqueeze(1)).mT)  # (T, 2, 2)
         found, weights = [], []
-        for part in x.split(max(1, AT_A_TIME // len(corner))):
+        for part in x.split(max(1, BATCH_NUMBERS // len(corner))):
             two = torch.einsum("tab,ntb->nta", to_barycentric, part.unsqueeze(1) - base)
             three = torch.cat([two, 1.0 - two.sum(-1, keepdim=True)], -1)
             depth, triangle = three.amin(-1).max(-1)
