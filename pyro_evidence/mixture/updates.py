@@ -332,14 +332,11 @@ def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor
     if expected.mixture.has_full_noise:
         scatter = residual_products(expected.stats, expected.data.layout, w)
         ridge = 2.0 * rho * torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-        return _inverse((scatter + ridge) / left[..., :1].unsqueeze(-1))
+        covariance = (scatter + ridge) / left[..., :1].unsqueeze(-1)
+        return torch.linalg.inv_ex(0.5 * (covariance + covariance.mT))[0]  # a singular row gives inf, and fails alone
     ratio, pool = expected.ties.beta_ratio, expected.ties.beta_pool
     squares, on = residual_squares(expected.stats, expected.data.layout, w) + 2.0 * rho, expected.mixture.on.squeeze(-1)
     return (pool(left * on) / pool(ratio * squares * on)).clamp(max=LARGEST_NOISE) * ratio
-
-
-def _inverse(covariance: Tensor) -> Tensor:
-    return torch.linalg.inv_ex(0.5 * (covariance + covariance.mT))[0]  # a singular row gives inf, and fails alone
 
 
 def _next(expected: EStep, w: Tensor, noise: Tensor, alpha: Tensor, subtracted: Tensor) -> Mixture:

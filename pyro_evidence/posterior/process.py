@@ -70,33 +70,15 @@ class LatentPrediction:
         tril = cholesky(self.covariance, "the latent function's posterior covariance at these inputs")
         return self.mean + (white.to(tril) @ tril.mT).reshape(num_samples, *self.mean.shape)
 
-    def probability(self) -> Tensor:
-        """``E sigmoid(f)``, the averaged probability of class 1 (not the plug-in), shape ``(M,)``.
+    def probability(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
+        """The averaged probability of class 1, ``E sigmoid(f)``, shape ``(M,)``; of functions ``(C, M)`` all classes'.
 
-        Rasmussen and Williams (2006), eq. 3.25.
-
-        :raises BadInput: for several functions.
+        Those are ``E softmax(f)``, shape ``(M, C)``, by Sobol points.  Where functions are of no classes take
+        ``expected(torch.sigmoid)``.  Rasmussen and Williams (2006), eq. 3.25; neither is the plug-in.
         """
-        if self.mean.dim() == 2:
-            raise BadInput(
-                f"probability() is for the one function of two classes; this mean has shape {tuple(self.mean.shape)}, "
-                f"a function per row. Use class_probabilities() for the softmax of them, or expected(torch.sigmoid) "
-                f"for the sigmoid of each."
-            )
-        return hermite(self.mean, self.variance)
-
-    def class_probabilities(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
-        """``E softmax(f)`` over functions ``(C, M)``, by Sobol points, shape ``(M, C)``.
-
-        :raises BadInput: for a single function.
-        """
-        if self.mean.dim() != 2:
-            raise BadInput(
-                f"class_probabilities needs one function per class, mean (C, M); this mean has shape "
-                f"{tuple(self.mean.shape)}. For two classes use probability()."
-            )
-        parts = self.at_each_input(num_samples, seed, num_samples)
-        return next(parts).softmax(1).mean(0).mT
+        if self.mean.dim() == 1:
+            return hermite(self.mean, self.variance)
+        return next(self.at_each_input(num_samples, seed, num_samples)).softmax(1).mean(0).mT
 
     def at_each_input(self, num_samples: int, seed: int, at_once: int) -> Iterator[Tensor]:
         """Values of ``C`` functions, ``(S, C, M)``, at most ``at_once`` of them: Sobol points, the same at all inputs.

@@ -68,7 +68,7 @@ def test_averaged_class_probabilities(num_classes: int) -> None:
     posterior = fitted(model, X, label)
     found = predict_latent(posterior, new)
     assert found.mean.shape == (num_classes, 4)
-    probability = found.class_probabilities()
+    probability = found.probability()
     draws = found.get_samples(20_000, seed=1).softmax(1)
     error = draws.std(0) / 20_000**0.5
     assert bool(((draws.mean(0) - probability.mT).abs() < 5.0 * error).all())
@@ -177,8 +177,6 @@ def test_letters() -> None:
         predict_latent(posterior, X, site="g")
     with pytest.raises(BadInput, match="'f' does not grow with its inputs"):
         predict_latent(fitted(fixed_length, X, t), X)
-    with pytest.raises(BadInput, match=r"one function per class.*use probability\(\)"):
-        predict_latent(posterior, X[:2]).class_probabilities()
 
 
 def test_targets_with_next_to_no_noise_are_a_fit() -> None:

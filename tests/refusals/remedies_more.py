@@ -23,7 +23,6 @@ from pyro_evidence import (
     UnsupportedModel,
     bridge_sampling,
     find_modes,
-    predict_latent,
     tempered_smc,
     thames,
     thermodynamic_integration,
@@ -31,8 +30,6 @@ from pyro_evidence import (
 from pyro_evidence.compare import compare
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
-from pyro_evidence.models.gp import gp_classifier
-from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.models.prbf import prbf
@@ -131,18 +128,6 @@ MORE: dict[str, Remedy] = {
         r"with one label for each of the 40 data: loo\(by=group\)",
         lambda: beside(sized=False),
         lambda: beside(sized=True),
-    ),
-    "one probability of three functions": Remedy(
-        BadInput,
-        r"Use class_probabilities\(\)",
-        lambda: softmax_process().probability(),
-        lambda: softmax_process().class_probabilities(),
-    ),
-    "class probabilities of one function": Remedy(
-        BadInput,
-        r"For two classes use probability\(\)",
-        lambda: two_classes().class_probabilities(),
-        lambda: two_classes().probability(),
     ),
     "errors that nobody watched": Remedy(
         BadInput,
@@ -246,15 +231,6 @@ def three() -> Any:
 def no_axis() -> Any:
     wave = torch.linspace(-1.0, 1.0, 40).double()
     return REVM(regression(Linear(bias=False), beta=1.0)).run(wave[:, None], 0.01 * wave.square())
-
-
-def softmax_process() -> Any:
-    labels = LABELS.long() + (X[:, 1] > 1)
-    return predict_latent(fit(gp_classifier(RBF(), num_classes=3), X, labels), X[:3])
-
-
-def two_classes() -> Any:
-    return predict_latent(fit(gp_classifier(RBF()), X, LABELS), X[:3])
 
 
 def uniform(y: Tensor) -> None:
