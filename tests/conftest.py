@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 # Before anything imports matplotlib or ArviZ: what they keep is kept in the tree.  ArviZ writes a stamp once a day
@@ -70,8 +71,19 @@ def readme_blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
+@cache
+def longer_tests() -> frozenset[str]:
+    """Folders, files and tests that ``--quick`` leaves out."""
+    return frozenset(LONGER.read_text(encoding="utf-8").splitlines())
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help=f"leave out the tests that {LONGER.name} lists")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is left out as a whole is not even read."""
+    return True if config.getoption("--quick") and os.path.relpath(collection_path, ROOT) in longer_tests() else None
 
 
 def pytest_collection_finish() -> None:
@@ -86,8 +98,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         key=lambda item: item.path.name != "test_tutorials.py"
     )  # the longest first: no process ends on one alone
     if config.getoption("--quick"):
-        longer = set(LONGER.read_text(encoding="utf-8").splitlines())
-        folders = tuple(name for name in longer if "::" not in name)
-        left_out = [item for item in items if item.nodeid in longer or item.nodeid.startswith(folders)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in longer_tests()])
+        items[:] = [item for item in items if item.nodeid not in longer_tests()]

@@ -12,12 +12,15 @@ LINE = re.compile(r"^(\d+\.\d+)s (?:setup|call|teardown) +(.*)$")
 
 
 def longer(text: str) -> list[str]:
-    """Names of the tests that take longer, setup and teardown counted."""
+    """Names of the tests that take longer, setup and teardown counted, or of the whole file where all of them do."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if found := LINE.match(line):
             seconds[found[2]] += float(found[1])
-    return sorted([*WHOLE, *(name for name, total in seconds.items() if total > MOST and not name.startswith(WHOLE))])
+    slow = {name for name, total in seconds.items() if total > MOST}
+    with_slow, with_fast = ({name.split("::")[0] for name in names} for names in (slow, {*seconds} - slow))
+    whole = (*WHOLE, *(with_slow - with_fast))
+    return sorted([*whole, *(name for name in slow if not name.startswith(whole))])
 
 
 if __name__ == "__main__":
