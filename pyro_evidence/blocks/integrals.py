@@ -26,7 +26,7 @@ from pyro_evidence.numerics.derivatives import pullback
 MOST_NUMBERS = 2**26  # of a design matrix of shared coordinates, or of slopes in them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Integrals:
     """The log integral of each block, and last what belongs to none, with derivatives of their sum.
 

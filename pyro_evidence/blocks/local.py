@@ -71,7 +71,7 @@ def solved(p: Partition, tril: tuple[Tensor, ...], b: Tensor) -> Tensor:
     return torch.cat([x.flatten(-3) for x in each], -1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Search(Batched):
     """Where the searches of all blocks are."""
 
@@ -191,7 +191,7 @@ def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph
     return found if create_graph else found.detach()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Path:
     """Moves of the blocks' modes with what they share: to first order, by ``slope (w - start)``.
 
@@ -218,7 +218,7 @@ def path(p: Partition, tril: tuple[Tensor, ...], beside: Tensor, start: Tensor) 
     return Path(start, -torch.cat(each, -2) if num else beside)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Nodes:
     """Quadrature nodes in every block, ``own = centre + spread z``.
 

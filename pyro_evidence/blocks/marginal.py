@@ -57,7 +57,7 @@ STEPS = 4  # to the modes of blocks from where their normal distribution is, for
 SETTLED = 1e-6  # part of the tolerance: the step that is taken is not Newton's to the last digit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SharedIterate(Batched):
     """One point of the search over shared coordinates, or one for each row ``(R,)``.
 
@@ -103,7 +103,7 @@ class SharedIterate(Batched):
         return self.modes.own + self.modes.step(p) + moved
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Marginal:
     """The log density of what blocks share, the blocks integrated.
 

@@ -21,7 +21,7 @@ MOST_GLOBALS = 100  # coordinates around which the blocks are integrated, each a
 WIDEST = 128  # coordinates of one term, beyond which there are no blocks worth looking for
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Partition:
     """Blocks that no term of the log joint density joins, and the coordinates that they share.
 

@@ -31,7 +31,7 @@ Table = tuple[Tensor | None, ...]  # (Q, F) at nodes; or (F,) at the first, and 
 Orders = Callable[[Tensor, bool], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """Some terms of a density that are differentiated together.
 
@@ -224,7 +224,7 @@ def _is_all(density: BlockDensity, likelihood: LikelihoodTerm) -> bool:
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=close, atol=close)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TermDerivatives:
     """Derivatives of all terms at nodes ``(Q, D)``, added up, nodes weighed.
 
@@ -256,7 +256,7 @@ class _Sums(NamedTuple):
     moments: list[list[Tensor]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Evaluated:
     """A family at one setting of the hyperparameters and of what blocks share.
 
@@ -274,7 +274,7 @@ class _Evaluated:
         return [x for table in self.tables for x in table if x is not None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluated:
     """All families at one setting of the hyperparameters ``theta`` and of what blocks share.
 

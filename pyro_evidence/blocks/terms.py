@@ -18,7 +18,7 @@ from pyro_evidence.structure.density import LinearPredictors, ModelParts
 from pyro_evidence.structure.factor_cells import cells
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Local(Batched):
     """Value, slope and curvature of each block at one point.
 
@@ -41,7 +41,7 @@ class Local(Batched):
         return value.index_add(-1, p.block, each)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockDensity:
     """A log joint density by its blocks.
 
@@ -126,7 +126,7 @@ class BlockDensity:
         return bool(((found - expected).abs() <= tolerance * (1.0 + expected.abs())).all())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Terms:
     """The log joint density at one setting of the hyperparameters, as a function of blocks and shared coordinates."""
 
@@ -180,7 +180,7 @@ class Terms:
         return torch.cat([total[:, :-1], total[:, -1:] - self.density.left_out(self.theta)], 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowTerms:
     """The same at many settings of the hyperparameters, each with blocks and shared coordinates of its own."""
 

@@ -24,7 +24,7 @@ FEWEST = 4  # draws of a chain, below which Pyro computes no diagnostics at all
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chains:
     """Draws of NUTS, by chain.
 

@@ -16,7 +16,7 @@ from pyro_evidence.program.simulate import from_predictive, mean_rows, pointwise
 MOST_REPLICATES = 500  # new data sets, from as many draws spread over the chains
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """Predictive mean, deviation and log density of each held-out element, in the order of the observed sites.
 
@@ -35,7 +35,7 @@ class Prediction:
 Loss = Callable[[Prediction], Tensor]  # -> (E,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeldOut:
     """One engine on held-out data.
 

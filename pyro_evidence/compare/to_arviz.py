@@ -34,7 +34,7 @@ Fit = Posterior | AxesPosterior | MCMC | SVI | Predictive | sampled.Chains
 NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is defined
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupedDraws:
     """Draws and data from which every group of ``InferenceData`` is computed.
 

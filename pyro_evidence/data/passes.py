@@ -55,7 +55,7 @@ def kinds_of(args: Sequence[Any]) -> list[Any]:
     return [(x.dtype, x.dim(), x.shape[1:]) if isinstance(x, Tensor) else type(x) for x in args]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Combination:
     """One combination of all columns, each in units of its size in the first chunk.
 

@@ -31,7 +31,7 @@ ACCEPTED = 0.7  # share of the moves: .65 is best in many dimensions, Beskos et 
 LONGEST = 0.5 * math.pi / LEAPFROGS  # a path, in the mean, of a quarter of the normal's orbit, which forgets its start
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DensityRows(Batched):
     """Where particles are, with the densities and their gradients there."""
 
@@ -61,7 +61,7 @@ def places_at(target: Target, x: Tensor) -> DensityRows:
     return DensityRows(x, prior, joint, prior_slope, joint_slope)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Particles:
     """All particles at one power of the likelihood; ``seeds`` is the one generator of the run."""
 

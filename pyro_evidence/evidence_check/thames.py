@@ -91,7 +91,7 @@ def thames(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Labellings:
     """All relabellings of unconstrained rows, and the volumes of what they make of a set."""
 
@@ -120,7 +120,7 @@ class Labellings:
         return self.target.log_joint(u) - self.log_slope(u)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TruncationSet:
     """An ellipsoid of unconstrained rows and its images under relabelling, where the log density exceeds ``cut``."""
 

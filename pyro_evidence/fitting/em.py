@@ -207,7 +207,7 @@ SETTLED = 1e-3  # change of every log precision and share in one round, below wh
 ALONE = 3  # components that are split one by one where several at once do not gain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SplitProposals:
     """Two components in the place of each.
 
@@ -402,7 +402,7 @@ def unless_interrupted(move: Callable[[], Result], otherwise: Result) -> Result:
         return otherwise
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chosen(Generic[Mixtures]):
     """The restart that a posterior is made of.
 

@@ -39,7 +39,7 @@ NEAR = 1e-3  # of a coordinate: how far from where a search has stopped a jump i
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A log joint, what is known of its structure, and the curvature to use; coordinates not active are pruned."""
 
@@ -209,7 +209,7 @@ def laplace_problem(joint: LogJoint, curvature: Curvature | None = None, few: fl
     return problem_of(joint, recognise(joint, factors=curvature in (None, exact_hessian), few=few), curvature)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LaplaceState:
     """One iterate.  Built only by :func:`laplace_state`, so its parts always agree."""
 
@@ -508,7 +508,7 @@ def inflation(groups: PrecisionGroups, theta: Tensor, variance: Tensor) -> Tenso
     return torch.where(alone, variance * groups.log_precision(theta).exp(), 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LaplaceBatch(Batched):
     """Laplace's approximation of many rows at once, each at hyperparameters and with pruned weights of its own."""
 

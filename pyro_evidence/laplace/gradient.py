@@ -22,7 +22,7 @@ from pyro_evidence.structure.density import AutogradDensity, LinearDensity
 from pyro_evidence.structure.groups import Pruned
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slope(Batched):
     """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``; of many rows ``(R, T)``."""
 

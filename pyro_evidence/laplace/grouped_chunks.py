@@ -222,7 +222,7 @@ def _totals(groups: Groups, u: Tensor, theta: Tensor) -> PassTotals:
 PROFILE = Summands(value, precision, _totals)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupRows(Rows[Groups]):
     """The groups of all chunks.
 
@@ -255,7 +255,7 @@ class GroupRows(Rows[Groups]):
         return Structure(None, None, density, plain, eliminated=self.integral)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupReader:
     """Reads chunks as groups: for the first time with all checks, later without."""
 

@@ -40,7 +40,7 @@ JUMPS = 0.3  # of a change at a hundred times the distance: what is smooth has a
 MOST_LOOKED_AT = 64  # coordinates along which a corner is looked for
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModeNeighbourhood:
     """A mode, or where a search for it has stopped, and the density around it.
 
@@ -77,7 +77,7 @@ class ModeNeighbourhood:
         return (ahead - behind) / (2.0 * step)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Products:
     """Directions and what the curvature makes of them.
 

@@ -96,7 +96,7 @@ SMALLER = range(0, 81, 20)  # log units of a prior precision
 NEAR = 1.0  # log units: moves of hyperparameters at which a decision for good can be taken, and a metric learned
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PruningTried:
     """Hyperparameters at which the removal of a group cost far more than it gained, or led nowhere."""
 

@@ -26,7 +26,7 @@ EQUAL = 1e-11  # relative difference of equal axes, of which rounding leaves a h
 WITHIN = 1e-6  # sine of the angle between a function and the span of others in which it lies
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axes:
     r"""The terms of log evidences where all matrices of a data set are diagonal together; equal axes count as one.
 
@@ -83,7 +83,7 @@ class Axes:
         return value, own @ self.powers, second
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Quadratics:
     r"""Log joints of data sets, quadratic in the latents at any hyperparameters.
 
@@ -219,7 +219,7 @@ class Quadratics:
         return replace(self, axes=Axes.of(self, -tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), terms, b))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuadraticDensity(AutogradDensity):
     """The density of one log joint that is quadratic in the latents, without runs of the model.
 
@@ -244,7 +244,7 @@ class QuadraticDensity(AutogradDensity):
         return A.expand(len(u), -1, -1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LogJoints:
     """Log joints of data sets at settings of their hyperparameters, as many together as there is room for.
 
@@ -274,7 +274,7 @@ class LogJoints:
         return torch.cat([-rises, slope.detach().unsqueeze(0)]).movedim(0, 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Probing:
     """The terms of all entries of the Hessian and of the slope, by derivatives at few settings along few ways.
 
@@ -351,7 +351,7 @@ class Probing:
         return terms[:, :, -1], terms[:, :, 0] if terms.shape[2] == 2 else terms[:, :, :-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PowerSums:
     """Powers of hyperparameters ``(T,)`` that the log joints of many data sets are made of.
 

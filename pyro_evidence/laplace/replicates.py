@@ -32,7 +32,7 @@ TRIED = (-1.0, 0.0, 1.3)  # log units at which a log hyperprior is compared
 LEVEL = 1e-12  # nats, of the squared slope that counts as zero
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Maxima:
     """Where the log evidence (plus log hyperprior) of each data set is highest.
 
@@ -53,7 +53,7 @@ class Maxima:
     follows: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """The objective of many data sets as a function of rows of hyperparameters ``(R, T + 1)``.
 

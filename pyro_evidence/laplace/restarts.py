@@ -122,7 +122,7 @@ def can_tour(state: LaplaceState) -> bool:
     return small and plain and exact and not has_one_mode(problem, state.u, state.theta) and _are_cheap(problem.joint)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Restarts:
     """The distinct modes that were found, best first, and which of them each restart reached."""
 

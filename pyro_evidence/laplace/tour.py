@@ -89,7 +89,7 @@ Heights = Callable[[Tensor], tuple[Tensor, Tensor]]  # of rows: the log joint de
 NO_PRIOR_DRAWS = (ArithmeticError, RuntimeError, NotImplementedError, ValueError, Warning)  # improper, or not in rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NormalMixture:
     """Normals ``N(loc_m, A_m^-1)``, or such t distributions, over the active coordinates; shares ``exp(log_mixing_m)``.
 
@@ -179,7 +179,7 @@ class NormalMixture:
         return rows, self._of_squares(white.square().sum(-1).unsqueeze(0))[0] if single else self.log_prob(rows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ActiveDensity:
     """``log p(D, w | hyperparameters)`` of rows ``(S, d)``: the active unconstrained coordinates.
 
@@ -533,7 +533,7 @@ def exchange_of(state: LaplaceState) -> Exchange | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModeIntegral:
     """The integral of a density over all its modes, by importance sampling; of one coordinate by quadrature.
 
@@ -922,7 +922,7 @@ def _heights(density: ActiveDensity, exchange: Exchange | None, x: Tensor) -> tu
     return value, value.where((keys.diff(dim=1) >= 0).all(1), -math.inf)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Walkers(Batched):
     """Where particles are, and log densities there, nats: the joint, what is integrated, and the mixture's."""
 
@@ -937,7 +937,7 @@ class Walkers(Batched):
         return self.height - self.log_base
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Swarm:
     """Particles in groups that walk by powers of the ratio of a density to a mixture, or to one where there is none."""
 

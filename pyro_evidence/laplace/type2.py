@@ -68,7 +68,7 @@ CUT = 0.1  # share of a step, less of which means that modes cannot be followed;
 SEARCH = Backtracking(shorter=to_peak_or_quarter, shortest=0.5**24)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TypeII:
     """One iterate of the hyperparameters.  Built only by :func:`type2_state` and :func:`step`."""
 

@@ -42,7 +42,7 @@ class Edge:
     interval: tuple[float, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HyperparameterCovariance:
     """Inverse of minus the Hessian of the log evidence (plus log hyperprior) in the maximised hyperparameters.
 
@@ -141,7 +141,7 @@ def moved(limit: list[float], other: list[float]) -> int:
     return min(alike, key=lambda i: abs(limit[i]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ProfileState:
     """The highest objective at a value of one hyperparameter, the ``free`` others maximised.
 

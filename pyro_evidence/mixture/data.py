@@ -25,7 +25,7 @@ from pyro_evidence.settings import stacklevel
 KEPT = BATCH_NUMBERS  # in the features of all data, which are then made once and not anew in every pass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FeatureLayout:
     """In which column of the features each product stands."""
 
@@ -46,7 +46,7 @@ class FeatureLayout:
         return int(self.square[-1, -1]) + 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MixtureData:
     """Responses, basis functions, weights, and the features made of them.  Built by :func:`mixture_data`."""
 
@@ -145,7 +145,7 @@ class MixtureData:
         return replace(self, features=self.columns(self.layout.num_features))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StreamedData(MixtureData):
     """Data that are never together: every pass reads the pieces anew, and adds up what all processes found."""
 
@@ -191,7 +191,7 @@ LOG_DIAGONAL = LowerCholeskyTransform()  # to a lower Cholesky factor, from one 
 PRECISION = PositiveDefiniteTransform()  # to the matrix, from the same
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mixture(Batched):
     """One setting of weights and hyperparameters per row; a component with ``log_mixing = -inf`` is pruned."""
 
@@ -316,7 +316,7 @@ def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products:
     return torch.cat([x.mT for x in blocks], -2).mT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Units:
     """``y = origin + unit * standardised y``; the origin is absorbed by means, or by weights of a constant function."""
 

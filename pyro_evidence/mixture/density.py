@@ -13,7 +13,7 @@ from pyro_evidence.program.distributions import Background
 
 
 @entry_point
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MixtureDensity:
     """``p(y_n) = sum_k mixing_k N(y_n | loc_nk, tril_nk tril_nk')``; the data axis has size 1 where all are alike.
 

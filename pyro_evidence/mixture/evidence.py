@@ -29,7 +29,7 @@ from pyro_evidence.mixture.expectation import (
 MixtureCurvature = Callable[[MixtureData, Mixture, MixtureStatistics], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PointwiseJoint:
     """Log joint densities of every datum and component at one point; differentiable."""
 
@@ -210,7 +210,7 @@ def _block_diagonal(blocks: Tensor) -> Tensor:
     return (blocks.unsqueeze(-2) * eye[:, None, :, None]).reshape(len(blocks), num * size, num * size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WellDetermined:
     """Well-determinedness of each weight, and the log determinant that goes with it."""
 

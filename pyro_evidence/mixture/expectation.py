@@ -26,7 +26,7 @@ SHARD = 2**19  # numbers in what one shard of the data makes where every datum h
 CERTAIN = 1e-13  # what a responsibility may lack of one for the datum to count as certain of its component
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MixtureStatistics(Statistics):
     """Expected sufficient statistics of one shard; ``a + b`` are those of both shards."""
 

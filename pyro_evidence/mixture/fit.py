@@ -121,7 +121,7 @@ SURE = 0.5  # responsibility above which a datum shows what a component looks li
 LEAST = 8  # data that show it at least
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MixtureRestarts(ComponentRestarts):
     """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.em.advance`."""
 
@@ -302,7 +302,7 @@ def watched(step: Step[MixtureRestarts], look: Callable[[MixtureRestarts], Any])
     return watched_step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Errors:
     """Minus the mean log density of the data that are fitted, and of others: nats per datum, the model's units.
 
@@ -379,7 +379,7 @@ SAMPLE = 2**14  # data on which restarts run where there are more; the chosen on
 SAMPLE_EACH = 2**8  # the same for each component
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MixtureFit(ComponentFit[MixtureRestarts]):
     """A recognised model, the units inside, and all restarts."""
 

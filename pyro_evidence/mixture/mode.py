@@ -30,7 +30,7 @@ MANY = 2**21  # numbers, one for each datum and weight, up to which every row is
 NEAR = 10.0  # nats below the highest row, by the curvature of the engine, where another may be highest by the exact one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LogJointOfWeights:
     """The log joint as a function of flat weights; each row carries its number along as a last coordinate.
 
@@ -85,7 +85,7 @@ def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
     return torch.arange(len(mixture.w), device=mixture.w.device).split(size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RestartModes(Batched):
     """Heights of the modes of the rows of a batch, nats; -inf where there is no mode."""
 

@@ -34,7 +34,7 @@ class NotRecognised(ValueError):
     """Not the mixture that is looked for, and why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernels:
     """Observed site of one trace, by component; the data axis has size 1 where it does not matter."""
 
@@ -165,7 +165,7 @@ def rows_of_chunks(model: Any, chunks: Chunks) -> tuple[Rows[Responses], LogJoin
     return rows, joint
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scaling:
     """A group of precisions: log precision is ``power * theta + offset``; index -1 where nothing is learned."""
 
@@ -203,7 +203,7 @@ class Scaling:
         return {n: total[s].reshape(shape) for n, (s, shape) in places.items() if set(range(s.start, s.stop)) & used}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MixtureStructure:
     """A recognised mixture.  Built by :func:`recognise_mixture`."""
 
@@ -382,7 +382,7 @@ def enlarged(structure: Structure, num_components: int, recognise: Callable[[Log
 Seen = TypeVar("Seen")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelRun(Generic[Seen]):
     """One run of a model, and what the observed site says there."""
 

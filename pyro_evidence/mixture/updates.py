@@ -26,7 +26,7 @@ from pyro_evidence.numerics.evidence import log_evidence as laplace
 from pyro_evidence.settings import check_number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pool:
     """Groups of the members of an array; a batch axis stands in front of what is summed."""
 
@@ -63,7 +63,7 @@ NOT_NEGATIVE = "a number of at least 0"
 ALPHA_RANGE = (1e-8, LARGEST_NOISE)  # in units of the data's variance; beyond, the prior is flat or a point
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SharedParameters:
     """Which weights share a prior precision, which outputs a noise precision, and which of them are learned.
 
@@ -126,7 +126,7 @@ class SharedParameters:
         return SharedParameters(*alpha, *beta, *free, self.mixing_free, self.mean_free)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EStep:
     """One iterate with all that an update may ask of it.  Its parts belong to the same point."""
 

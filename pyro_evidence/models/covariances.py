@@ -103,7 +103,7 @@ class Spherical(_Variances):
         return x.mean(-1, keepdim=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Diagonal(_Variances):
     """One variance for each input: site ``scale``, ``(M, D)``, log-normal about the data's standard deviation.
 

@@ -53,7 +53,7 @@ class FixedUnits(TensorValue):
         return self.origin.to(Y), self.unit.to(Y)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Responses:
     """Arguments of one call, as rows of responses."""
 

@@ -33,7 +33,7 @@ class PerColumn(Learned):
     """A learned precision for each column of each component's loadings: unneeded columns are switched off."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MPPCAParts:
     """All parameters of a mixture of probabilistic PCA."""
 

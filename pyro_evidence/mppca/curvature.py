@@ -96,7 +96,7 @@ def loading_precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
     return _masked(found.labels + torch.block_diag(*(a - b for a, b in zip(held, found.own, strict=True))), analysers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Spread(Statistics):
     """Sums of a pass for the curvature; ``a + b`` is that of both parts."""
 
@@ -183,7 +183,7 @@ def turns(analysers: FactorAnalysers) -> Tensor:
     return found.reshape(K * m * q, -1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gauge:
     """The curvature with the orbit taken out.  Built by :func:`gauge`.
 

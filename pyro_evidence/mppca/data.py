@@ -16,7 +16,7 @@ def has_gaps(Y: Tensor) -> bool:
     return bool(Y.sum().isnan())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observations:
     """Data ``(N, m)`` of all processes.
 

@@ -31,7 +31,7 @@ BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the 
 LATENT_BLOCK = 2**20  # numbers in one block of latent precisions, of data with gaps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FactorAnalysers(Batched):
     """One setting of all parameters per row; a component with ``log_mixing = -inf`` is pruned."""
 
@@ -90,7 +90,7 @@ class FactorAnalysers(Batched):
         return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - self.beta.log().sum(-1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FactorStatistics(Statistics):
     """Sums over data that an M-step needs; those of two shards at the same parameters add up."""
 
@@ -101,7 +101,7 @@ class FactorStatistics(Statistics):
     log_likelihood: Tensor  # (R,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Natural:
     """Natural parameters, laid out for products with a block of data."""
 
@@ -195,7 +195,7 @@ def responsibilities(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     return resp.masked_fill_(resp < math.exp(LEAST_LOG_RESP), 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LatentMoments:
     """Expectations about the new means; Husmeier (2000), eqs. 3.11 and 3.19 to 3.23."""
 
@@ -266,7 +266,7 @@ def log_prior(analysers: FactorAnalysers) -> Tensor:
     return torch.where(analysers.on, each, 0.0).sum((-2, -1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LatentPosterior:
     """The posterior of the latent coordinates, given each component."""
 

@@ -90,7 +90,7 @@ ALPHA = RandomWeights.alpha  # prior precision at the start, in units of the dat
 SMALL = 0.1  # size of the loadings there: zero would stay so in EM
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MPPCARestarts(ComponentRestarts):
     """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.em.advance`."""
 
@@ -251,7 +251,7 @@ class NormalCentres(RandomWeights):
         return torch.randn(*shape, Y.shape[1], generator=generator, dtype=torch.float64).to(Y)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MPPCAFit(ComponentFit[MPPCARestarts]):
     """A recognised model, the units inside, and all restarts."""
 

@@ -33,7 +33,7 @@ DRAWS = 4_000  # for importance ratios, by default
 APART = 1e-6  # relative difference of variances below which axes can turn into one another
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PrincipalSubspace:
     """The principal axes of one component.
 
@@ -76,7 +76,7 @@ def principal_subspace(W: Tensor, beta: Tensor) -> PrincipalSubspace:
     return PrincipalSubspace(U * sign, squares + noise, noise, new.long().cumsum(0) - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LatentCoordinates:
     """Where data lie in the latent space of each component.
 

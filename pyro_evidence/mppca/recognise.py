@@ -35,7 +35,7 @@ def own_model(model: Model) -> MPPCA | None:
     return model if isinstance(model, MPPCA) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MPPCAStructure:
     """A recognised mixture of probabilistic PCA.  Built by :func:`recognise_mppca`."""
 
@@ -80,7 +80,7 @@ class MPPCAStructure:
         return {n: v.to(self.joint.dtype) for n, v in params.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observed:
     """Observed site of one trace."""
 

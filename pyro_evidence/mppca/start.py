@@ -71,7 +71,7 @@ def direct(Y: Observations, analysers: FactorAnalysers, added: Tensor | float = 
     return replace(analysers, W=W, mu=mean, beta=beta, log_mixing=log_mixing)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Products(Statistics):
     """Products that a pass sums at some responsibilities; ``a + b`` are those of both parts."""
 

@@ -20,7 +20,7 @@ from pyro_evidence.numerics.linalg import fix_signs
 LEAST_DETERMINED = 1e-2  # columns are out when the data determine less than this share of those of one precision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Iterate:
     """One iterate with all that a rule may ask of it."""
 
@@ -89,7 +89,7 @@ literal_gamma: Gamma = attrgetter("literal_gamma")  # as printed, eq. A.35
 orbit_gamma: Gamma = attrgetter("gamma")  # without the rotations of the latent space
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MPPCAUpdate:
     r"""One round; Husmeier (2000), eqs. 3.11, 3.13, 3.16, 3.25 and 3.26.
 

@@ -99,7 +99,7 @@ def marginalised_problem(joint: MarginalisedJoint, curvature: Curvature | None) 
     return replace(found, structure=replace(found.structure, groups=groups))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConditionalModes:
     """Inner modes at several marginalised values.
 

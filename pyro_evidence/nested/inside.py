@@ -46,7 +46,7 @@ ROUNDS = 4  # of sizes along a ray, each in the light of the one before
 COMPARED = 8  # every eighth draw tells what fewer nodes would say
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LaplaceNodes:
     """Where Laplace stands for an integral: at a mode, or at the nodes of marginalised sites.
 
@@ -87,7 +87,7 @@ class LaplaceNodes:
         return cls(problem, nodes.theta, nodes.u, nodes.precision, laplace, weights, z, turned)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InsideCorrection:
     """Error of Laplace inside, as importance sampling estimates it.
 

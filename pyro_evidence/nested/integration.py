@@ -67,7 +67,7 @@ NOISE = 32  # white vectors, that tell how far sparse factors are apart
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OuterMode:
     """A mode of the marginalised sites, and how the inner one follows when the marginalised sites move.
 
@@ -139,7 +139,7 @@ def followed(u: Tensor, follows: Tensor, away: Tensor) -> Tensor:
     return u + moved * (NEAR / far)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Integral:
     """The marginalised sites' posterior.
 
@@ -382,7 +382,7 @@ def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Inte
     return replace(made[int(told.num_nodes)], error=float(told.error)) if bool(told.found) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeProducts(Batched):
     """The integrals over the marginalised sites of some data sets by one product of nodes, rows in front."""
 
@@ -392,7 +392,7 @@ class NodeProducts(Batched):
     log_ratio: Tensor  # (R, k, ..., k) log density over standard normal at the nodes, nats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Settled:
     """By how many nodes integrals have settled.
 
@@ -593,7 +593,7 @@ def _fits_dense(u: Tensor) -> bool:
     return 4 * u.numel() * u.shape[-1] <= HELD_NUMBERS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Searched:
     """Nodes whose inner modes are known, each a search of its own; others follow from them by kriging.
 

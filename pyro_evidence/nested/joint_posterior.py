@@ -15,7 +15,7 @@ from pyro_evidence.precision.dense import Dense, Precision, precision_tril
 from pyro_evidence.program.log_joint import LogJoint
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class IndexMap:
     """Where the coordinates of marginalised and inner sites stand in the vector of all latents."""
 
@@ -72,7 +72,7 @@ def joint_precision(found: OuterMode, place: IndexMap) -> Precision:
     return Dense(torch.linalg.cholesky(A).unsqueeze(0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NestedPrecision(Precision):
     """The same by its parts, the inner precision of whatever kind it is."""
 
@@ -122,7 +122,7 @@ class NestedPrecision(Precision):
         return self.places.whole(phi @ self._marginalised_tril, inner)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Proposal(Calibrated):
     """The posterior over all latents: draws and their density, as importance sampling asks for them."""
 

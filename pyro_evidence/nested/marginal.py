@@ -21,7 +21,7 @@ NUM_OTHERS = 256  # values of the other axes that a density is averaged over
 END = 7.0  # standard deviations from each node's mode at which its density ends: beyond there is 3e-12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Marginal:
     """One site's posterior, every element by itself.
 

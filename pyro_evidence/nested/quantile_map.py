@@ -17,7 +17,7 @@ Self = TypeVar("Self", bound="Calibrated")
 KNOTS = tuple(0.75 * k for k in range(-4, 5))  # standard normal quantiles, whose levels are matched
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuantileMap:
     """A monotone map of each coordinate, smooth through pairs of quantiles, and straight beyond the last.
 
@@ -83,7 +83,7 @@ def quantile_map(u: Tensor, log_weights: Tensor) -> QuantileMap | None:
     return QuantileMap(*knots) if all(bool((each.diff(dim=1) > 0).all()) for each in knots) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibrated:
     """A density that draws are made of, with the marginals that importance weights say.
 

@@ -38,7 +38,7 @@ ONE_BY_ONE = 32  # passes, once a fit, that take no longer than what torch impor
 Changes = Mapping[str, Mapping[str, Tensor]]  # of the log densities of sites, by site that is moved
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Child:
     """The density of one site of a run, and points at which to look at it.
 
@@ -51,7 +51,7 @@ class Child:
     counts: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One run of the model, with the densities of its sites; its trace can be differentiated in ``u``."""
 

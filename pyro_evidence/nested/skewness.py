@@ -18,7 +18,7 @@ from pyro_evidence.precision.dense import Precision
 from pyro_evidence.program.log_joint import LogJoint
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Profiles:
     """Modes with their covariances, one for each row of hyperparameters.
 
@@ -73,7 +73,7 @@ class Profiles:
         return torch.where(torch.isfinite(value), value, -torch.inf).detach()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConditionalLaplace:
     """Second order around a point in all coordinates but one, which is held; nan where there is no maximum."""
 
@@ -133,7 +133,7 @@ PASSES = 4  # over the points that are matched
 WORTH = 0.05  # share of the points that weights must leave to be believed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SkewnessCorrection:
     r"""``t_c = loc_c + scale_c [s_c(w) + exp(l_c(w)) f_c(w_c)]`` from white noise ``w``, one by one.
 
@@ -170,7 +170,7 @@ class SkewnessCorrection:
         return white
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shift:
     """Inner draws about their means, by the next order of Laplace's series, with the spread of the mode's Gaussian.
 
@@ -265,7 +265,7 @@ def _log_weights(profiles: Profiles, row: int, skewed: Tensor, log_slope: Tensor
     return (log_joint + log_slope + 0.5 * white.square().sum(-1)).nan_to_num(nan=-torch.inf)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Margins:
     """Maps of every inner coordinate, from standard normal to its standardised marginal.
 
@@ -295,7 +295,7 @@ def margins(profiles: Profiles, z: Tensor) -> Margins | None:
     return Margins(torch.linalg.solve(follow(z, len(z)), params.flatten(1)).reshape(params.shape))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SkewedNormal(Calibrated):
     """The normal distribution at a mode, its noise skewed.
 

@@ -28,7 +28,7 @@ SPREAD = 0.4  # about one, of the numbers that stand for an element's value to s
 Evaluate = Callable[[Structures], Tensor]  # to log p(D | structure), nats, (S,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Switched:
     """A density of linear predictors with columns switched off, which are others in each row.
 
@@ -167,7 +167,7 @@ def _agrees(found: Switched, model: Model, data: Arguments, product: Independent
     return bool(joint.are_level(torch.cat(here), there).all())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Search:
     """Result of a search among structures.
 

@@ -94,7 +94,7 @@ def is_equal(a: Any, b: Any, tolerance: float = 0.0) -> bool:
     return tolerance > 0.0 and bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Orders:
     """A log joint with its first and second derivatives in ``u``, rows in front, in one graph."""
 

@@ -68,7 +68,7 @@ def is_beyond(pareto_k: float, num_samples: int) -> bool:
     return pareto_k > threshold(num_samples) + shape_error(pareto_k, tail_size(num_samples))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Smoothed:
     """Pareto-smoothed importance weights.
 
@@ -98,7 +98,7 @@ class Smoothed:
         return self.log_weights.softmax(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeWeights(Smoothed):
     """Weights of the nodes of a quadrature rule, which are no draws: what is missed is all of their error."""
 

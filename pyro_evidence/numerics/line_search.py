@@ -15,7 +15,7 @@ from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.linalg import relative_rounding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SearchPoint(Batched):
     """Points with their objective and its gradient."""
 
@@ -64,7 +64,7 @@ State = TypeVar("State")
 Real = Any  # a number for each row ``(r,)``, or one number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line(Batched):
     """Slope and rounding of each row's step, known before it is tried."""
 
@@ -119,7 +119,7 @@ def to_peak_or_quarter(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
     return torch.where(rise.isnan(), 0.25 * scale, to_peak(rise, scale, line))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Backtracking:
     """Which step is accepted, how one that is not is shortened, and when that ends."""
 

@@ -170,7 +170,7 @@ PLACES = (0.0, 0.7, -2.9, 6.1)  # predictors at which a likelihood is looked at
 CLOSE = 1e-9  # relative difference of two ways to compute a number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClosedForm:
     """The log likelihood of independent data behind one predictor each by formulas, with the graph of its fields.
 
@@ -228,7 +228,7 @@ class BinomialTargets(ClosedForm):
         return self.targets - expected, expected * (-eta).sigmoid()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """One observed site behind a linear predictor ``eta = J y + c``; ``N`` data of ``C`` coupled elements."""
 

@@ -60,7 +60,7 @@ def exact_hessian(density: Density, u: Tensor, theta: Tensor) -> Tensor:
     return density.precision(u, theta)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mode:
     """Where the search stopped; one row each."""
 
@@ -83,7 +83,7 @@ class Mode:
         return replace(self, **parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Direction:
     """Newton's step at some points, and the curvature that it is made of.
 

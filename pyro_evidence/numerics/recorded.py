@@ -160,7 +160,7 @@ Table = tuple[int, int]  # a batch and which of its results; -1 - i for the func
 Tables = Sequence[Sequence[Tensor]]  # for each batch its results, rows (n, ...)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TableRows:
     """Values that were made before: rows of tables, one under the other, or elements of an argument."""
 
@@ -246,7 +246,7 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Replay:
     """A function of vectors by its operations, many at a time; made by :func:`replay`."""
 

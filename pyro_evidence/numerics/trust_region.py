@@ -83,7 +83,7 @@ def _scale(A: Tensor) -> Tensor:
     return floored(A.diagonal(dim1=-2, dim2=-1).abs()).sqrt()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrustRegion:
     """Where the quadratic model of each row is believed: ``|scale step| <= radius``."""
 
@@ -168,7 +168,7 @@ def _best_within(values: Tensor, along: Tensor, radius: Tensor) -> tuple[Tensor,
     return torch.cat([step[:, :1] + lowest.unsqueeze(-1), step[:, 1:]], -1), shift
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CurvedValley:
     """The way back to where the gradient is what the quadratic model promised, in the eigenvectors of its curvature.
 

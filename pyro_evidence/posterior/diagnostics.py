@@ -35,7 +35,7 @@ MOST_NOISE = 256  # samples of errors: of a thousand independent ones they say t
 WEIGHED = "take draws from posterior.importance_resampled(...)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Elements:
     """Draws of all elements that vary, standardised by an approximation's moments.
 
@@ -72,7 +72,7 @@ def beyond(num: int) -> float:
     return -float(torch.special.ndtri(torch.tensor(LEVEL / max(1, num), dtype=torch.float64)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shifts:
     """Corrections of an approximation's moments by the exact density.
 
@@ -427,7 +427,7 @@ def most_until(check: Callable[[int], dict[str, Any]], most: int, until: float) 
 MOST = 2**27  # of log densities of a check
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Blocks:
     """The independent blocks that hold a site's elements, given what blocks share at its mode; in their order.
 

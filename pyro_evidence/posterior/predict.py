@@ -39,7 +39,7 @@ KINDS = ("response", "link", "population")
 TIMES_TOGETHER = 8  # of a curve: each holds as many numbers as the predictions of a mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PredictiveMoments:
     """Mean and variance of new data, averaged over draws; those of more draws are added.
 
@@ -75,7 +75,7 @@ class PredictiveMoments:
         return PredictiveMoments(weight, self.mean + share * away, within + share * (1.0 - share) * away.square())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SitePrediction:
     """One observed site at new inputs, over draws of the latents; those over more draws are added.
 

@@ -159,7 +159,7 @@ def functions_of(state: LaplaceState) -> list[str]:
     return [p.name for p in joint.latents if function_blocks(nodes[p.name], 0) is not None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NewValues:
     """Prior of the values of one site that are to be predicted, and its covariance with all old latents."""
 

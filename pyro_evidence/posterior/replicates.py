@@ -111,7 +111,7 @@ def examples(num: int) -> list[int]:
     return sorted({0, num // 2, num - 1})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Fits that were made together.
 

@@ -223,7 +223,7 @@ class LOOResult:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConditionalApproximations:
     """Hyperparameters and their log weights: one point, or draws from the marginalised sites' density.
 
@@ -303,7 +303,7 @@ def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor
     return found.reshape(-1).unique(return_inverse=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LeaveOutDensity(AutogradDensity):
     """The density without some data: rows hold hyperparameters, then a mask ``(N,)`` of what is left out."""
 

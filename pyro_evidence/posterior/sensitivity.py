@@ -36,7 +36,7 @@ FEW_KNOWN = 0.05  # of the draws' worth: so many moments are corrected at no pri
 Values = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sensitivity(Shown):
     """Slopes in the constants of the priors, where a step is a doubling; of a location, one scale of its prior.
 
@@ -107,7 +107,7 @@ class Sensitivity(Shown):
 WORTH_SAYING = 0.1  # posterior standard deviations a doubling
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EvidenceCurve:
     """The log evidence as a function of one constant of a prior.
 
@@ -135,7 +135,7 @@ class EvidenceCurve:
         return with_labels(axes, f"log evidence / nats, by {self.constant.name}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WeightedPoints:
     """Points of the space of latents that stand for the posterior, and what moves at them a step of each constant.
 

@@ -28,7 +28,7 @@ SATURATED = 3.0  # standard deviations beyond which a polynomial is not to be tr
 Function = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AffineWhitening:
     """``mode + A^-1/2 z``, by the posterior's own precision of whatever kind; pruned coordinates stay."""
 
@@ -44,7 +44,7 @@ class AffineWhitening:
         return self.state.precision.whiten((u - self.state.u).unsqueeze(0))[0] * self.state.problem.active
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConditionalWhitening:
     """Marginalised coordinates standardised on their own, inner ones white by the precision at the marginalised value.
 

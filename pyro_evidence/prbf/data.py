@@ -46,7 +46,7 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DataTotals:
     """Totals over all data.
 
@@ -83,7 +83,7 @@ class DataTotals:
         return varied(variance, variance + self.mean.square())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Training:
     """Inputs, labels and the sizes of a network; of many data a sample of each class."""
 

@@ -28,7 +28,7 @@ TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over
 Piece = tuple[tuple[int, Tensor], ...]  # features (n, P) of data with their class; -1 without a label
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClassData:
     """Labelled data by class, and those without a label, in memory or read anew in every pass."""
 
@@ -109,7 +109,7 @@ def varied(variance: Tensor, squares: Tensor) -> Tensor:
     return torch.where(flat, spread.sum(-1, keepdim=True) / number, variance)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Network(Batched):
     """One setting of the parameters in each row."""
 
@@ -137,7 +137,7 @@ def log_density(net: Network, kind: Covariance, features: Tensor) -> Tensor:
     return found.mT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Point(Batched):
     """A network on data, with its E-step.  Built only by :func:`evaluate`, so its parts always agree."""
 

@@ -36,7 +36,7 @@ def keep_dead_kernels(point: Point, lost: Tensor, step: int) -> Point:
 Events = tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PRBFRestarts(Restarts):
     """Where all rows are, and what happened on the way.  Built by :func:`warmed_up`."""
 
@@ -163,7 +163,7 @@ def alpha_of(alpha: Alpha, num_data: float, model: PRBF) -> float:
     return number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PRBFFit:
     """Data about their mean, and all restarts."""
 

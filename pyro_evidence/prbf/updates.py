@@ -31,7 +31,7 @@ ROUNDING = 64 * torch.finfo(torch.float64).eps  # relative: sums over data and k
 MOST = 60  # rounds of inner iterations, which converge in a few: only rounding keeps them from it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slopes:
     """Derivatives of eq. 22 in each parameter, and the steps that are EM's where ``alpha`` is 0."""
 
@@ -249,7 +249,7 @@ def exact_mixing(point: Point, distance: Tensor) -> Tensor:
     return here.value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Mixing(Batched):
     """A mixing and eq. 26 there, nats."""
 

@@ -29,7 +29,7 @@ from pyro_evidence.precision.elimination import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PanelLayout:
     """Places of entries; made by :func:`layout`."""
 
@@ -96,7 +96,7 @@ def layout(order: Order, size: int) -> PanelLayout:
     return PanelLayout(size, int(room.sum()), turn, block, row, room.cumsum(0) - room, width, key[by_key], column)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FamilyPlaces:
     """Where one family's elements go: equal rows of its index are summed first."""
 
@@ -117,7 +117,7 @@ class FamilyPlaces:
         return found if self.number is None else found[self.number]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """Blocks of one shape that are eliminated together, and where their panels and their neighbours' entries lie."""
 
@@ -154,7 +154,7 @@ class Step:
         return out.flatten(-3, -2)[..., :size]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockPlan(Plan):
     """Who is eliminated when, and where every entry goes; made by :func:`block_plan`."""
 
@@ -254,7 +254,7 @@ def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
     return BlockPlan(pattern.size, order, places, tuple(families), tuple(steps))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepFactor:
     """Blocks of one step factorised; of several matrices with ``R`` in front."""
 
@@ -287,7 +287,7 @@ def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> StepFactor:
     return StepFactor(tril, factor.forward(B))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockPrecision(Precision):
     """A precision factorised block by block; or several with ``R`` in front, of which a row knows its inverse."""
 

@@ -74,7 +74,7 @@ class Precision(Protocol):
         return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Triangular(Precision):
     """A dense precision by its lower Cholesky factor, shape ``(R, D, D)``."""
 
@@ -130,7 +130,7 @@ class Dense(Triangular):
         return self.log_det_gradient.diagonal(dim1=-2, dim2=-1).clone()  # lets the rest go
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Diagonal(Precision):
     """A diagonal precision, shape ``(R, D)``."""
 
@@ -221,7 +221,7 @@ class Separate(Precision):
         return Separate(tuple(own))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Remade(Precision):
     """A precision, ``R = 1``, of which the factor is not kept but made again when it is asked for."""
 
@@ -281,7 +281,7 @@ def factorise(A: Tensor, label: Label = coordinate) -> Precision:
 Elements = tuple[Tensor, ...]  # per family of factors (F, k, k), symmetric
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """The coordinates that each factor touches; fixed during a fit.
 
@@ -351,7 +351,7 @@ class Plan(Protocol):
         return Separate(tuple(self.factorise(each, label) for each in zip(*elements, strict=True)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DenseElements(Triangular):
     """A dense precision, seen through the factors that made it; ``R = 1``."""
 
@@ -376,7 +376,7 @@ class DenseElements(Triangular):
         return on_pattern(self.pattern, self._inverse @ assembled(self.pattern, middle) @ self._inverse)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DensePlan(Plan):
     """Nothing is eliminated: all coordinates in one dense matrix."""
 

@@ -30,7 +30,7 @@ PORTION = BATCH_NUMBERS  # entries that are held, or looked up, at a time
 KEY = 2**62  # beyond it numbers of rows and random keys would run over
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fronts:
     """Blocks of one size that are eliminated together, each with the coordinates it then still touches."""
 
@@ -43,7 +43,7 @@ class Fronts:
         return self.own.shape[-1] + self.border.shape[-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Order:
     """Who is eliminated when."""
 
@@ -51,7 +51,7 @@ class Order:
     rest: Tensor  # (P,) coordinates of the dense remainder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """Graph of what is left to eliminate: nodes, each a set of coordinates with the same neighbours, and edges."""
 
@@ -97,7 +97,7 @@ def elimination_order(pattern: Pattern) -> Order:
     return Order(tuple(found), torch.nonzero(graph.node >= 0).squeeze(-1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Choice:
     """Nodes that may be eliminated next, and what that would cost."""
 

@@ -27,7 +27,7 @@ Sloped = Callable[[Tensor], tuple[Tensor, Tensor, Callable[[], Tensor]]]  # as o
 LEAST_SHARE = 1e-3  # W times a posterior variance, below which one minus it has lost three digits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LatentPredictor:
     """A predictor with a Gaussian prior, and the log likelihood that sees it."""
 
@@ -81,7 +81,7 @@ class Factor:
         return K @ (v - self.apply(K @ v))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RootFactor(Factor):
     """By ``B = I + S K S``, ``W = S S``: for ``W`` without negative eigenvalues."""
 
@@ -141,7 +141,7 @@ class RootFactor(Factor):
         return (half - self._inverse @ half) / self.S[:, 0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WhitenedFactor(Factor):
     """By ``I + L' W L``, ``K = L L'``: for any ``W`` that leaves the posterior precision positive definite."""
 
@@ -210,7 +210,7 @@ def factorise_predictor(latent: LatentPredictor, W: Tensor) -> tuple[Factor, boo
     return RootFactor(S, tril), complete and finite
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PredictorMode:
     """Where Newton's method stopped, and what was known there."""
 
@@ -233,7 +233,7 @@ def quadratic(mode: PredictorMode, latent: LatentPredictor) -> Tensor:
     return (mode.eta - latent.mean).reshape(-1) @ mode.dual
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Point:
     dual: Tensor  # (n,)
     away: Tensor  # (n,) K dual
@@ -307,7 +307,7 @@ def _moved(
     return first_accepted(trial, point.value, decrement, slack)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cotangents:
     """The derivative of the log evidence, the mode's dependence included: ``<covariance, dK> + mean' dmu + ...``."""
 
@@ -321,7 +321,7 @@ class Cotangents:
         return here.value - 0.5 * (self.blocks * here.curvature).sum() + self.moved @ here.slope
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Likelihood:
     """The log likelihood at a predictor and two derivatives, in one graph of the predictor and of what it holds."""
 
@@ -360,7 +360,7 @@ def cotangents(K: Tensor, mode: PredictorMode, here: Likelihood) -> Cotangents:
     return Cotangents(G, mode.dual + v, blocks, K @ v)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Selection:
     """Each element of the predictor is one of the latents."""
 
@@ -381,7 +381,7 @@ class Selection:
         return v if self.is_identity else v.new_zeros(self.size, v.shape[-1]).index_add(0, self.index, v)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DesignMap:
     """A predictor with any matrix ``J``."""
 
@@ -410,7 +410,7 @@ def seen_by(J: Tensor) -> ObservationMap:
     return DesignMap(J)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LatentPrecision(Precision):
     """The precision of latents ``u`` with prior covariance ``K`` behind the predictor ``eta = J u + c``; ``R = 1``."""
 

@@ -18,7 +18,7 @@ from pyro_evidence.precision.blocks import BlockPlan, elimination
 from pyro_evidence.precision.dense import Elements, Pattern, Plan, Precision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LowRankPlan(Plan):
     """Who is eliminated when among the coordinates themselves; the sums are a border of low rank."""
 
@@ -121,7 +121,7 @@ class LowRankPlan(Plan):
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LowRank(Precision):
     """``A = L (I + Q (G G' - I) Q') L'`` by factors of ``S = L L'``, of ``R`` rows; one of them knows its inverse."""
 

@@ -31,7 +31,7 @@ def fixed(model: Model, values: Mapping[str, Tensor]) -> Model:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Structures:
     """Values of the structure sites, a row for each structure.
 
@@ -61,7 +61,7 @@ class Structures:
         return torch.cat([value.reshape(len(self), -1).double() for value in self.values.values()], -1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class IndependentChoices:
     """Structure sites that are there in every structure, each element with values of its own.
 

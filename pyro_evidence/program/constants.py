@@ -24,7 +24,7 @@ STEPS = "steps of prior constants"  # the name of a param that no model has
 MULTIPLIED = (constraints.positive, constraints.nonnegative, constraints.positive_definite, constraints.lower_cholesky)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PriorConstant:
     """An argument of a latent site's prior that depends on no latent site and on no hyperparameter.
 

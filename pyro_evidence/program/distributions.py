@@ -13,7 +13,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.program import predictors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Background:
     r"""A share of all data that is uniform over a box; the kernels have the rest.
 

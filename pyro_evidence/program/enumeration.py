@@ -32,7 +32,7 @@ Trace = Any  # pyro.poutine.Trace
 Node = Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SiteFactor:
     """The log probability of one site that meets a discrete one; its axes have letters for names."""
 

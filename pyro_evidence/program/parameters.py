@@ -56,7 +56,7 @@ def _constant(value: Tensor) -> Tensor:
 Home = tuple[torch.nn.Module, str]  # a module and the attribute under which it holds a parameter
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Declaration:
     """One ``pyro.param``, ``PyroParam`` or ``nn.Parameter`` as the model states it."""
 
@@ -245,7 +245,7 @@ def in_place(values: Mapping[str, Tensor], where: Mapping[str, Sequence[Home]]) 
             entry[key] = parameter
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WithParameters:
     """A model whose networks read ``values`` while it runs."""
 

@@ -197,7 +197,7 @@ def unwrapped(fn: Any) -> Unwrapped:
             return Unwrapped(fn, mixing, inner, outer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LikelihoodTerm:
     """The parameter of one observed site that depends on the latents."""
 
@@ -376,7 +376,7 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(y if x == 1 else x for x, y in pairs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sites:
     """The observed sites of a model by how they see the latents."""
 

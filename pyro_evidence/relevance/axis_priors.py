@@ -203,7 +203,7 @@ class SparseState:
         return torch.block_diag(self.directions, torch.eye(len(self.x) - self.num_active).to(self.x))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GaussianFit:
     """The Laplace approximation over ``x``."""
 
@@ -214,7 +214,7 @@ class GaussianFit:
 AXES = "axes"  # the latent site that replaces the weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OnAxes:
     """The user's model with ``w = directions u``: latent ``axes``, shape ``(K,)``, in place of the weights.
 
@@ -234,7 +234,7 @@ class OnAxes:
         return WithWeights(self.model, {n: w.reshape(shape) for (n, shape), w in named})(*args, **kwargs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WithWeights:
     """The user's model with its weights fixed, as when every axis is pruned."""
 

@@ -45,7 +45,7 @@ class REVMSettings:
     stop: Stop = Stop()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class REVMState(SparseState):
     """Built only by :func:`eigen_state`, so its parts always agree."""
 

@@ -35,7 +35,7 @@ class Factors(NamedTuple):
     white: Tensor  # (K, M): L^-1 Phi_active' B Phi, A = L L'
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FastState:
     """One iterate; its parts are computed from ``alpha``, the noise and a warm start alone."""
 

@@ -25,7 +25,7 @@ from pyro_evidence.relevance.weights import Weights
 STEP = 0.1  # of the unconstrained param, to see how the noise follows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Noise:
     """A Gaussian likelihood and the param that sets its precision.
 
@@ -137,7 +137,7 @@ def noise_of(weights: Weights, name: str) -> Noise:
     return replace(found, num_data=2.0 * (rise + 0.5 * math.expm1(ratio) * residual) / ratio)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Quadratic(Statistics):
     """Sums of a chunk for a quadratic log likelihood."""
 

@@ -408,7 +408,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         archive.require_equal("log_joint_beside", self._log_joint_beside, beside, of.joint.dtype, another)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RVMState(SparseState):
     """A mode on some columns of the design, each weight with a Gaussian prior of its own."""
 

@@ -21,7 +21,7 @@ MOST_STEPS = 500  # of a fixed point
 SETTLED = 1e-8  # change of its numbers in one step that counts as none
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Quadratic:
     """A Gaussian in place of the likelihood: each part's curvature and slope in ``eta`` at ``y``."""
 

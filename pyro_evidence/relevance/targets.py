@@ -23,7 +23,7 @@ Local = Callable[
 ]  # part, eta (1, N, C) -> (1, N, C) slopes, (1, N, C, C) curvatures
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LikelihoodSums(Statistics):
     """Sums over rows at a point."""
 
@@ -71,7 +71,7 @@ class SummedTarget:
         return A if self.rest is None else A - derivatives.hessian(_rows(self.rest), y, y)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearTarget(SummedTarget):
     """Log likelihood of linear predictors, plus the log prior of coordinates that are no weights.
 
@@ -144,7 +144,7 @@ class LinearTarget(SummedTarget):
         return self.rows.total(partial(sums_of, *place))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AutogradTarget:
     """Log likelihood of predictors that are not linear.
 
@@ -180,7 +180,7 @@ def _rows(f: Function) -> derivatives.Function:
     return lambda y, _: f(y)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuadraticTarget(SummedTarget):
     """A log likelihood that is quadratic in the weights: the sums of one pass say everything, for any noise.
 
@@ -232,7 +232,7 @@ def summarised(target: LinearTarget) -> LinearTarget | QuadraticTarget:
 Target = LinearTarget | AutogradTarget
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Penalised:
     """A target with an independent Gaussian prior: the density that Newton climbs."""
 

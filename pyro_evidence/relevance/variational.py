@@ -26,7 +26,7 @@ WEAK = 1e-4  # curvature of the data beside a unit precision, below which weight
 SHAPE = RATE = 1e-6  # of the Gamma prior on every precision: Bishop and Tipping (2000), section 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LogisticBound:
     """Jaakkola and Jordan's bound for labels in log odds; ``trials`` counts a datum's weight."""
 
@@ -44,7 +44,7 @@ class LogisticBound:
         return self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GaussianBound:
     """A likelihood that is quadratic: Gaussian noise."""
 
@@ -86,7 +86,7 @@ def local_bound(target: LinearTarget) -> Piece:
     return part, LogisticBound(half, trials, value[0] + trials.sum() * math.log(2.0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BoundSums(Statistics):
     """Sums over rows under some ``q(w)``, by the bound that is tightest there."""
 
@@ -106,7 +106,7 @@ class BoundSums(Statistics):
         return BoundSums(precision, J.mT @ (b - B * part.c[:, 0]), local.expected(eta, second), squares)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VariationalState:
     """One iterate.  Built only by :func:`start` and :func:`step`."""
 

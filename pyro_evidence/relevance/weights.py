@@ -30,7 +30,7 @@ from pyro_evidence.structure.streamed import first_joint, linear_rows
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Weights:
     """Which latent coordinates are the weights; the target over ``y``, the weights first, then the others."""
 

@@ -36,7 +36,7 @@ from pyro_evidence.structure.factor_terms import RecordedTerms
 LIGHT = 2**14  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JointDensity:
     """A density of the latents of one log joint; those below say how its derivatives are found."""
 
@@ -58,7 +58,7 @@ class JointDensity:
         return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=wants_graph(u, theta))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AutogradDensity(JointDensity):
     """Any model, by reverse-mode derivatives of its log joint."""
 
@@ -129,7 +129,7 @@ class AutogradDensity(JointDensity):
         return A
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Climbing(AutogradDensity):
     """The density of a search that asks for the precision where it just asked for the gradient; one run for both."""
 
@@ -157,7 +157,7 @@ def climbing(density: Density) -> Density:
     return Climbing(density.joint, density.likelihoods, density.terms) if type(density) is AutogradDensity else density
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearPart:
     """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
 
@@ -231,7 +231,7 @@ class DenseLinear(LinearPart):
 Blocks = list[Callable[[], Tensor]]  # what gives the curvatures of each linear predictor, (R, N, C, C)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NormalPrior:
     """Latents with independent normal deviations ``W u - loc``, their means linear in other latents; ``W`` fixed."""
 
@@ -262,7 +262,7 @@ class NormalPrior:
         return (u if self.W is None else u @ self.W.mT) - self.loc
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelParts:
     """Offsets, prior and constant terms of the model at one setting of the hyperparameters, whatever the latents."""
 
@@ -286,7 +286,7 @@ class ModelParts:
         return None if self.normal is None or self.normal.W is not None else (self.normal.loc, self.normal.precision)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearPredictors(JointDensity):
     """A model whose observed sites have linear predictors; all rows share their hyperparameters.
 
@@ -408,7 +408,7 @@ class LinearPredictors(JointDensity):
         return [part.derivatives(parts.trace, eta)[2]().double() for part, eta in pairs]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearDensity(LinearPredictors):
     """A linear predictor's density with its second derivatives, by dense linear algebra."""
 

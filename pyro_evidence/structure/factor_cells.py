@@ -136,7 +136,7 @@ def _each(parts: Any, change: Callable[[Tensor], Tensor]) -> Parts:
     return lambda: tuple(change(x) for x in parts())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Member:
     """Some cells of one entry of :func:`pyro_evidence.structure.factor_cells.cells`."""
 
@@ -165,7 +165,7 @@ def joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FactorFamily:
     """Factors that depend on ``k`` coordinates each.
 

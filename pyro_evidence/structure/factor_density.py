@@ -25,7 +25,7 @@ from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 Values = Callable[[Tensor], tuple[Tensor, ...]]  # u (D,) to the factors of each family, (F,) each; or rows of both
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Second:
     """Second derivatives of some families of factors.
 

@@ -14,7 +14,7 @@ from pyro_evidence.program import predictors
 from pyro_evidence.structure.density import LinearPart, LinearPredictors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SparseRows:
     """``J`` of ``eta = J u + c``: ``N`` data of ``C`` elements that see ``k`` coordinates, or sums ``B u`` of them."""
 
@@ -107,7 +107,7 @@ class SparseLinear(LinearPart):
         return replace(self.rows, value=self.rows.value.abs(), B=B).product(u.abs().unsqueeze(0))[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SparsePredictors(LinearPredictors):
     """Linear predictors of a few coordinates each, and the priors beside them."""
 

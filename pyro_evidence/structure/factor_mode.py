@@ -27,7 +27,7 @@ FALL = 0.01  # of a decrement by a step with a factor of before, which takes a t
 SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive definite
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StructuredProblem:
     """A density by its factors, without its pruned coordinates."""
 
@@ -266,7 +266,7 @@ class StructuredProblem:
 Slopes = tuple[Tensor, Tensor, Callable[[], Tensor]]  # log likelihoods (r,), their slopes and curvatures in predictors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PredictorRows:
     """A density of linear predictors whose prior is quadratic in the latents; the model is run where the rows start.
 

@@ -27,7 +27,7 @@ NOTED = 256  # sums that may be met on the way
 MANY_IN_A_SUM = 16  # coordinates beyond which a sum counts as one: a factor of four values has 64 else, too many pairs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RecordedTerms:
     """The terms, made by :func:`terms_of_steps` and :func:`terms_of_sums`.
 

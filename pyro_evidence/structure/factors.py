@@ -43,7 +43,7 @@ WIDE_TERMS = 2048  # coordinates of terms that depend on many each, taken togeth
 MANY_PAIRS = 400  # of colours, each a second derivative of the whole model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Followed:
     """The coordinates on which the terms of a model depend, as a run of it shows them."""
 
@@ -65,7 +65,7 @@ class Followed:
         return None if table is None else sparse_rows(table, slope, likelihood.layout.num_coupled)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FollowedSums:
     """The terms of a model as functions of coordinates and of a few sums of them."""
 
@@ -88,7 +88,7 @@ def rows_of(
     return None if found is None else sparse_rows(found[0], found[1], len(found[1].value) // len(found[0]), terms.B)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NotSparse:
     """Why a model has no factors that are worth following."""
 

@@ -38,7 +38,7 @@ from pyro_evidence.structure.density import LinearDensity, ModelParts
 Pair = Sequence[Any]  # a run at u = 0 and one elsewhere, at the same hyperparameters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PriorBlock:
     """The Gaussian prior of some consecutive latent coordinates, dense or diagonal."""
 
@@ -96,7 +96,7 @@ def function_blocks(node: Node, start: int) -> list[PriorBlock] | None:
     return [PriorBlock(where[i], loc[i], K if shared else K[i], tril if shared else tril[i]) for i in each]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reading:
     """Prior and likelihood of the model at one setting of the hyperparameters."""
 
@@ -130,7 +130,7 @@ def _assembled(matrices: list[Tensor]) -> Tensor:
     return dense[0] if len(dense) == 1 else torch.block_diag(*dense)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GaussianLatent(LinearDensity):
     """A density of linear predictors whose latents have a Gaussian prior, some of it dense, free of the latents."""
 

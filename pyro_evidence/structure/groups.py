@@ -23,7 +23,7 @@ WIDE = 20.0  # change of a log prior precision under which a group must stay one
 WIDE_NOISE = 4.0  # the same for a noise precision, which the data resist
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PrecisionGroups:
     """Hyperparameters that scale the precision of Gaussian latents or of Gaussian noise, and do nothing else.
 
@@ -75,7 +75,7 @@ class PrecisionGroups:
         return total.index_add(-1, owner, each)[..., :-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pruned:
     """The limit of a density as the precisions of the inactive coordinates go to infinity.
 
@@ -163,7 +163,7 @@ def masked(A: Tensor, active: Tensor) -> Tensor:
     return A * keep.unsqueeze(-2) * keep.unsqueeze(-1) + (1.0 - keep).diag_embed()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Guess:
     """Which hyperparameter is thought to own each Gaussian term: ``log precision = power * theta + constant``."""
 

@@ -79,7 +79,7 @@ def activation_derivatives(f: Activation, a: Tensor, order: int) -> list[Tensor]
     return found if a.requires_grad else [value.detach() for value in found]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Passed:
     """A pass of the data through a network, with the activations' derivatives.
 
@@ -163,7 +163,7 @@ def second_derivatives(passed: Passed, g: Tensor) -> tuple[Tensor, Tensor]:
 LogLikelihood = Callable[[Tensor, Mapping[str, Tensor]], Tensor]  # eta (R, N, C), precisions (R, 1, ...) -> (R,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Wiring:
     """Data, layers and precisions of a network, under the names of the model's sites and params."""
 
@@ -176,7 +176,7 @@ class Wiring:
     log_likelihood: LogLikelihood
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NetworkDensity(JointDensity):
     """A network with Gaussian priors on its weights, and a likelihood that couples only the outputs of one datum."""
 

@@ -22,7 +22,7 @@ FAR = 20.0  # prior standard deviations, but at least that many units; times 1 t
 FAR_UNKNOWN = 2.0  # unconstrained units of a site whose prior is not Gaussian; times 1 to 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cells:
     """Gaussian terms: all latent coordinates, then the elements of each observed site that is Gaussian noise."""
 
@@ -36,7 +36,7 @@ class Cells:
         return 0.5 * (self.log_precision - self.log_precision.exp() * self.deviation.detach().square())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TestPoint:
     """One run of the model."""
 
@@ -101,7 +101,7 @@ def point_at(joint: LogJoint, u: Tensor, theta: Tensor, *, graph: bool = False) 
         raise Unreadable from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NearbyPoints:
     """Runs where the model is expected to be well behaved, with derivatives."""
 

@@ -49,7 +49,7 @@ DENSER_THAN_DATA = 4  # times as many numbers as the data have: beyond that a Ja
 Known = Structured | LinearDensity | NetworkDensity  # of linear predictors also the one with a dense Gaussian prior
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Structure:
     """The facts about one log joint, each None where absent."""
 

@@ -32,7 +32,7 @@ MANY = 4  # points at once, beyond which curvatures are not made beside values
 Making = Callable[[Sequence[Any]], LogJoint]  # the model on other rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearRows(Rows[LinearDensity]):
     """The linear predictors of rows in chunks; the example is that of the first few rows.
 
@@ -47,7 +47,7 @@ class LinearRows(Rows[LinearDensity]):
         return self.example.joint
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearReader:
     """Reads chunks as linear predictors: for the first time with all checks, later without."""
 
@@ -177,7 +177,7 @@ def linear_rows(model: Any, chunks: Chunks, communicator: Communicator, make: Ma
     return LinearRows(rows.pieces, found.linear, rows.counts, communicator, structure=structure)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PassTotals(Statistics):
     """Sums of one pass at some points."""
 
@@ -186,7 +186,7 @@ class PassTotals(Statistics):
     precision: Tensor  # (R, D, D)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Summands:
     """Sums over a chunk at rows ``(R, D)`` and hyperparameters, each in its graph.
 
@@ -198,7 +198,7 @@ class Summands:
     totals: Callable[..., PassTotals]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StreamedDensity(LinearDensity):
     """The density of all rows, whose likelihood is a sum over chunks; its fields are those of the first few rows."""
 

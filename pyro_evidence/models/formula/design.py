@@ -44,7 +44,7 @@ COUNTED = re.compile(  # numbers of columns, of a polynomial or spline, or of te
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Response:
     """The response as tensors.
 

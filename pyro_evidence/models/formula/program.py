@@ -99,7 +99,7 @@ class Quantity:
         return f'{self.name} = pyro.param("{self.name}", {first.text}{f", constraint={limits}" if limits else ""})'
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grouping:
     """The groups of one ``(terms | group)``, or the columns of a smooth, as the program names them.
 
@@ -141,7 +141,7 @@ class Grouping:
         return [self.label, f"num_{self.label}", *([] if self.plain else [f"Z_{self.label}"])]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Effects:
     """The effects of one block on one linear predictor.
 
@@ -205,7 +205,7 @@ class Effects:
         yield f"{eta} = {eta} + {each if self.block.plain else f'({others[1]} * {each}).sum(-1)'}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Columns:
     """Arguments of the program for linear predictors: columns, groups, an offset.
 
@@ -224,7 +224,7 @@ class Columns:
         return [*found, self.offset] if self.offset else found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Predictor:
     """One linear predictor: fixed effects and those of groups.
 
@@ -262,7 +262,7 @@ class Predictor:
             yield f"{self.name} = {self.name}.exp()"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sketch:
     """All that a mixed model is made of.
 

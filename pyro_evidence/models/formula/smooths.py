@@ -24,7 +24,7 @@ DISTINCT = 2000  # values at which a thin plate's kernel is decomposed, in a sec
 NEAR = 1e-13  # of the largest curvature of a basis: below it rounding decides, and two knots are one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Penalty:
     """A penalty as a kernel, and the functions that it does not see.
 
@@ -131,7 +131,7 @@ BASES: Mapping[str, tuple[Callable[[Tensor, Smooth], Penalty], tuple[int, ...]]]
 MARGIN = 5  # functions of each covariate of a tensor product, by default, as in mgcv
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Basis:
     """Functions with a penalty that is the sum of their squared coefficients.
 
@@ -193,7 +193,7 @@ class Basis:
         return self.penalty.free(x) - self.centre
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SmoothColumns:
     """The columns of one smooth at any values.
 

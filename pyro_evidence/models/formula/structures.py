@@ -39,7 +39,7 @@ def spectral_scale(ell: Tensor, size: int, width: float) -> Tensor:
     return (tau**0.5 * ratio).sqrt() * (-0.25 * (frequency * ratio).square()).exp()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Structure:
     """A row of the table.
 

@@ -19,7 +19,7 @@ from pyro_evidence.numerics.derivatives import cached_property, ordinary
 SMALLEST_ANGLE = 1e-3  # radians: below, the entries of one triangle differ by 1e6 and half of the digits are gone
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Places:
     """Places in a mesh: the corners of the triangle that each lies in, and its barycentric coordinates."""
 

@@ -20,7 +20,7 @@ LARGEST_TABLE = 2**23  # numbers of a finer lattice
 MOST_LAGRANGE = 11  # nodes through which one polynomial is laid
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Normal:
     """A normal density, for designs whose nodes are too few to be interpolated."""
 
@@ -95,7 +95,7 @@ class AxisByAxis:
         return self._conditional(rest)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Interpolated(AxisByAxis):
     """The standard normal density times the exponential of a smooth curve through the nodes, one axis after the other.
 
@@ -298,7 +298,7 @@ def spline(nodes: Tensor, z: Tensor) -> Tensor:
     return a * unit[cell] + b * unit[cell + 1] + curved * step.square() / 6.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grid:
     """Densities on one axis, linear between the points of a grid; one row each, or one for all."""
 
@@ -357,7 +357,7 @@ HIGHEST = 4  # degree
 NODES_PER_TERM = 2  # least squares through fewer would follow each node, with none left to contradict it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trend:
     """Values at nodes and the polynomial of least squares through them, of as high a degree as the nodes bear.
 
@@ -416,7 +416,7 @@ PAIRS = 64  # places whose distances from all others are held at a time
 CORRELATED = 5.0  # standard deviations over which what a polynomial leaves of a log density is alike
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kriged(Trend):
     """A curve through one value at each node, ``(K, 1)``: a trend, and what it leaves as a Gaussian process.
 

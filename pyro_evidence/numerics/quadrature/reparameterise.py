@@ -17,7 +17,7 @@ NUM_NODES = 31  # for the moments of an axis
 LEAST_RISE = 1e-8  # of the cost: parameters then move by its root, 1e-4, which no integral over the axis feels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AxisMap:
     """``t = loc + scale * sinh((asinh(z) + skew) / tail)`` on every axis; the identity at ``(0, 1, 0, 1)``.
 
@@ -134,7 +134,7 @@ STEPS = tuple(0.8 * each for each in (1, 2, 3, 4, 6, 8))  # standard deviations
 PROBES = (*(-step for step in reversed(STEPS)), 0.0, *STEPS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Standardisation:
     """``phi = centre + basis t``, ``t`` a smooth function of ``z`` on each axis; of one mode, or of many in rows.
 

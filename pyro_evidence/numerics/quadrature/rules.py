@@ -23,7 +23,7 @@ LARGEST_DESIGN = 8  # dimensions
 PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """``sum_k exp(log_weight_k) f(node_k)`` is about ``E f(z)``, ``z`` standard normal."""
 
@@ -233,7 +233,7 @@ MOST = 8  # times as many nodes as are asked for, where panels go on to differ
 FLATTEST = 1e-3  # slope of a tail in the log of the distance: what is flatter ends, if at all, beyond all numbers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """Nodes that integrate a density over the line.
 
