@@ -4,6 +4,7 @@ A restart that fails stays at its last good state, the others go on.  A componen
 raises the evidence.  Candidates are one batch.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,15 +112,17 @@ def advance(batch: Batch) -> Batch:
 
 def moved_to(batch: Batch, new: Any) -> Batch:
     """After a round that leads to ``new``; rows that become non-finite keep their last good state, and say why."""
-    change, old, number = batch.change_to(new), batch.parameters, batch.num_rounds + 1
-    sound = change.isfinite() & ~batch.failed
-    after = batch.reached(new if bool(sound.all()) else new.where(sound, old))
-    good = sound & after.log_likelihood.isfinite()
-    if bool(good.all()):
-        return replace(after, change=change, num_rounds=number)
-    lost = (~good & ~batch.failed).nonzero().flatten().tolist()
-    failures = {**batch.failures, **{row: f"round {number}: {batch.complaint(new, row)}" for row in lost}}
-    change, after = torch.where(good, change, 0.0), batch.reached(new.where(good, old))
+    change = batch.change_to(new)
+    if math.isfinite(float(change.sum())) and not bool(batch.failed.any()):
+        after = batch.reached(new)
+        if math.isfinite(float(after.log_likelihood.sum())):
+            return replace(after, change=change, num_rounds=batch.num_rounds + 1)
+    old, sound = batch.parameters, change.isfinite() & ~batch.failed
+    good = sound & batch.reached(new.where(sound, old)).log_likelihood.isfinite()
+    number, lost = batch.num_rounds + 1, (~good & ~batch.failed).nonzero().flatten().tolist()
+    reasons = {row: f"round {number}: {batch.complaint(new, row)}" for row in lost}
+    change, failures = torch.where(good, change, 0.0), {**batch.failures, **reasons}
+    after = batch.reached(new.where(good, old))
     return replace(after, failed=~good, change=change, num_rounds=number, failures=failures)
 
 
@@ -163,8 +166,8 @@ def leap(start: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """
     r = first - start
     v = second - first - r
-    curvature = v.norm(dim=-1, keepdim=True)
-    length = r.norm(dim=-1, keepdim=True) / torch.where(curvature > 0, curvature, 1.0)  # what stands still has neither
+    bend = v.norm(dim=-1, keepdim=True)
+    length = r.norm(dim=-1, keepdim=True) / torch.where(bend > 0, bend, 1.0)  # what stands still has neither
     length = length.clamp(1.0, LONGEST)
     return start + 2.0 * length * r + length.square() * v
 
@@ -207,7 +210,7 @@ SETTLED = 1e-3  # change of every log precision and share in one round, below wh
 ALONE = 3  # components that are split one by one where several at once do not gain
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class SplitProposals:
     """Two components in the place of each.
 
@@ -402,7 +405,7 @@ def unless_interrupted(move: Callable[[], Result], otherwise: Result) -> Result:
         return otherwise
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Chosen(Generic[Mixtures]):
     """The restart that a posterior is made of.
 
