@@ -4,23 +4,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.functional import jvp
 
 from pyro_evidence.display import Axes, Shown, Table, axes_or_own, with_labels
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Status, Stop, iterate
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, log_priors
 from pyro_evidence.laplace.evidence_error import in_blocks
-from pyro_evidence.laplace.gradient import evidence_slope, slope, slope_falls
+from pyro_evidence.laplace.gradient import evidence_slope, slope, slope_falls, slopes_of_rows
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
 from pyro_evidence.nested.integration import by_lattice
-from pyro_evidence.numerics.derivatives import pullbacks
+from pyro_evidence.numerics.derivatives import pullback, pullbacks
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant, Stepped, prior_constants
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_number, seeded
@@ -31,8 +32,10 @@ SPREAD_DRAWS = 500  # for the posterior standard deviations that means are measu
 FIXED = 1e-12  # of its size, rounding: the standard deviation of an element that is the same in all draws
 POINTS = 9  # of a curve
 INSIDE = 15  # nodes in each block, where Laplace is not exact
-APART, CELLS = 0.4, 22  # standard deviations between nodes of one axis, and how many on a side
+APART, CELLS = 0.45, 24  # standard deviations between nodes of an axis, and how many on a side
 FEW_KNOWN = 0.05  # of the draws' worth: so many moments are corrected at no price in noise
+DEGREE = 10  # of polynomials: means of higher powers are those of the outermost draws
+FAR = 3.0  # standard errors, which chance alone hardly moves one of many slopes by
 Values = Mapping[str, Tensor]
 
 
@@ -158,14 +161,15 @@ class WeightedPoints:
     def means(self, joint: LogJoint, constant: int) -> dict[str, Tensor]:
         """Slopes of the mean of every site in one constant, each in the site's shape."""
         dtype, shift = joint.dtype, self.weights * (self.slopes[:, constant] - self.log_evidence[constant])
-        u = self.u.to(dtype)
+        u = self.u.detach().to(dtype, copy=True)
         move = torch.zeros_like(u) if self.moves is None else self.moves[:, constant].to(dtype)
-        sites = joint.latents.names
-        values, changes = jvp(lambda place: tuple(joint.latents.constrained(place)[n] for n in sites), u, move)
-        return {
-            site: torch.tensordot(self.weights, change.double(), 1) + torch.tensordot(shift, value.double(), 1)
-            for site, value, change in zip(sites, values, changes, strict=True)
-        }
+        found, u = {}, u.requires_grad_()
+        for site, value in joint.latents.constrained(u).items():
+            one = torch.zeros_like(value).requires_grad_()
+            change = pullback(pullback(value, u, one, create_graph=True), one, move)  # forward, by two backward
+            means = torch.tensordot(self.weights, change.double(), 1) + torch.tensordot(shift, value.double(), 1)
+            found[site] = means.detach()
+        return found
 
 
 def sensitivity(posterior: Any) -> Sensitivity:
@@ -246,30 +250,48 @@ def _ways(here: LaplaceState) -> Tensor:
 def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
     """The nodes of the marginalised sites, at each of which the inner mode follows the constants.
 
-    They weigh as in the log evidence: with what Laplace inside leaves out, where that is added.  On one axis they are
-    even, and go further: a slope is twenty times as far off as the log evidence that a few nodes have settled; and
-    independent blocks inside are integrated by nodes, too, where Laplace is not exact.
+    They weigh as in the log evidence: with what Laplace inside leaves out, where that is added.  On one axis, and on
+    two where rows are evaluated together, they are even, and go further: a slope is twenty times as far off as the log
+    evidence that a few nodes have settled.  Independent blocks inside are integrated by nodes, too, where Laplace is
+    not exact.
     """
     found, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
     integral = posterior._tilting(found)
-    if found.standardisation.num_dims == 1:
+    where, together = found.standardisation, isinstance(found.nodes.precision, Dense)
+    if where.num_dims == 1 or (where.num_dims == 2 and together and integral is found):
         outer = found.outer_mode
         inside = outer.state if integral is found else in_blocks(outer.state, INSIDE)
         outer, problem = replace(outer, state=inside), replace(problem, nodes=inside.problem.nodes)
-        found = by_lattice(outer, found.standardisation, torch.arange(-CELLS, CELLS + 1).unsqueeze(-1), APART)
+        axes = [torch.arange(-CELLS, CELLS + 1)] * where.num_dims
+        cells = torch.cartesian_prod(*axes).view(-1, len(axes))
+        cells = cells[cells.square().sum(-1) <= CELLS**2]
+        found = by_lattice(outer, where, cells, APART, found.modes(APART * cells.to(where.centre)))
         integral = posterior._tilting(found) if inside.problem.nodes == 1 else found
-    weights = integral.log_weights.softmax(0)
+    weights, precision = integral.log_weights.softmax(0), integral.nodes.precision
     kept = (weights > HEAVY) & integral.nodes.log_density.isfinite()
     weights, u = weights[kept] / weights[kept].sum(), integral.nodes.u[kept]
     theta = _hypers(problem, integral.outer_mode.state.problem, integral.nodes.theta[kept])
     steps = problem.joint.hypers.slices[STEPS]
     ways = torch.eye(theta.shape[-1]).to(theta)[steps]
-    states = [laplace_state(problem, t, place) for t, place in zip(theta, u, strict=True)]
-    slopes = torch.stack([slope(state).total for state in states])
-    moves = torch.stack([response(state, ways) for state in states])
+    if isinstance(precision, Dense):  # evaluated together
+        slopes, moves = _together(problem, theta, u, precision.tril[kept], ways)
+    else:
+        states = [laplace_state(problem, t, place) for t, place in zip(theta, u, strict=True)]
+        slopes = torch.stack([slope(state).total for state in states])
+        moves = torch.stack([response(state, ways) for state in states])
     places, phi = posterior._places, integral.phi[kept]
     follow = [places.whole(torch.zeros_like(phi), move) for move in moves.unbind(1)]
     return WeightedPoints(weights, slopes[:, steps].double(), places.whole(phi, u), torch.stack(follow, 1))
+
+
+def _together(problem: Problem, theta: Tensor, u: Tensor, tril: Tensor, ways: Tensor) -> tuple[Tensor, Tensor]:
+    """Slopes in all hyperparameters ``(K, T)`` at nodes, and moves of the modes ``(K, C, D)`` along ``ways``."""
+    theta, u, active = theta.requires_grad_(), u.requires_grad_(), problem.active.expand(len(u), -1)
+    log_joint = problem.density_by_rows.log_joint(u, torch.cat([theta, active.to(theta)], -1)).sum()
+    along = pullback(log_joint, theta, create_graph=True) @ ways.mT
+    mixed = torch.stack([pullback(each.sum(), u) for each in along.unbind(-1)], -1)
+    total = slopes_of_rows(problem, theta, u, active, tril).total + pullback(log_priors(problem, theta).sum(), theta)
+    return total, torch.cholesky_solve(mixed.to(tril), tril).mT.to(u)
 
 
 def at_draws(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
@@ -279,39 +301,59 @@ def at_draws(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
             "the weights of importance sampling over the modes cannot be trusted: the sum of Laplace's log evidences "
             "has no slope to report. Expected a log evidence by its draws; try posterior.at_mode(k).sensitivity()."
         )
-    integral, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
-    u, weights = integral.draws, integral.weighed.weights
+    integral, u = posterior.integral, posterior.integral.draws
     if integral.exchange is not None:  # drawn in one order, of which all are as probable
         order = torch.rand(len(u), integral.exchange.size, generator=seeded(0)).argsort(1)
         u = reordered(integral.exchange.joint, u, integral.exchange.axes, order)
+    problem = _problem_around(posterior, partial(Stepped, constants=constants))
     theta = _hypers(problem, posterior.state.problem, posterior.state.theta)
-    slopes, rises = [], []
+    parts = list[list[Tensor]]()
     for part in u.split(posterior._rows):
         own = [x.clone().requires_grad_() for x in (part, theta.expand(len(part), -1))]
-        rise, slope = pullbacks(problem.joint.log_joint(*own), own)
-        rises.append(rise[:, problem.active])
-        slopes.append(slope[:, problem.joint.hypers.slices[STEPS]])
-    weights = _calibrated(weights.double(), u[:, problem.active].double(), torch.cat(rises).double())
-    return WeightedPoints(weights, torch.cat(slopes).double(), u, None)
+        parts.append(pullbacks(problem.joint.log_joint(*own), own))
+    rise, slopes = (torch.cat(each).double() for each in zip(*parts, strict=True))
+    slopes, active = slopes[:, problem.joint.hypers.slices[STEPS]], problem.active
+    weights = _calibrated(integral.weighed.weights.double(), u[:, active].double(), rise[:, active], slopes)
+    return WeightedPoints(weights, slopes, u, None)
 
 
-def _calibrated(weights: Tensor, u: Tensor, rise: Tensor) -> Tensor:
-    """Weights of draws ``(S,)`` by which the slopes of the log density have the means that they are known to have.
+def _calibrated(weights: Tensor, u: Tensor, rise: Tensor, slopes: Tensor) -> Tensor:
+    """Weights of draws ``(S,)`` by which functions whose means the density's gradient tells have these means.
 
-    These are zero, and minus one for the slope in a coordinate times that coordinate (Stein's identity): what is
-    quadratic in the coordinates is then exact where the density is normal, as by the control variates of Mira, Solgi
-    and Imparato (2013), section 3.
+    The Laplacian of a polynomial, plus its gradient times the slopes of the log density, has the mean zero: Mira, Solgi
+    and Imparato (2013), section 3.  The degree is that which leaves the least errors, by leaving out one draw after the
+    other; none beyond which a mean moves by far more than its error, as where draws have not come to the tails.
 
     :param u: draws ``(S, d)``, and ``rise`` the slopes of the log density at them.
+    :param slopes: what is averaged, ``(S, C)``.
     """
-    i, j = torch.tril_indices(u.shape[-1], u.shape[-1])
-    away, rise = u - weights @ u, rise.where((weights > 0).unsqueeze(-1), 0.0)
-    square = away[:, i] * rise[:, j] + away[:, j] * rise[:, i] + 2.0 * (i == j)
-    known = torch.cat([torch.ones_like(u[:, :1]), rise, square], -1)
-    if known.shape[-1] > FEW_KNOWN * float(1.0 / weights.square().sum()):
-        known = known[:, : 1 + u.shape[-1]]
-    moments = known.mT @ (weights.unsqueeze(-1) * known)
-    return weights * (known @ torch.linalg.pinv(moments, hermitian=True)[:, 0])
+    size, most = u.shape[-1], FEW_KNOWN * float(1.0 / weights.square().sum())
+    sizes = [math.comb(size + n, n) for n in range(DEGREE + 1) if math.comb(size + n, n) <= max(most, size + 1)]
+    chosen = [each for n in range(len(sizes)) for each in combinations_with_replacement(range(size), n)]
+    powers = torch.tensor([[each.count(j) for j in range(size)] for each in chosen], device=u.device)
+    away = u - weights @ u
+    spread, share = (weights @ away.square()).sqrt(), weights.unsqueeze(-1)
+    away, rise = away / spread, (spread * rise).where(share > 0, 0.0)
+    table = away.unsqueeze(-1) ** torch.arange(len(sizes)).to(u)
+    known = torch.eye(1, len(powers)).to(u).repeat(len(u), 1)
+    for i in range(size):
+        lowered = [powers - times * (torch.arange(size).to(powers) == i) for times in (1, 2)]
+        first, second = (math.prod(table[:, j, each[:, j].relu()] for j in range(size)) for each in lowered)
+        known += powers[:, i] * (first * rise[:, i : i + 1] + (powers[:, i] - 1) * second)
+    known /= (weights @ known.square()).sqrt()
+    found, least, mean, error = weights, math.inf, weights @ slopes, torch.inf
+    for num in sizes:
+        part, before = known[:, :num], mean
+        solved = part @ torch.linalg.pinv(part.mT @ (share * part), hermitian=True)
+        mean = (weights * solved[:, 0]) @ slopes
+        if bool(((mean - before).abs() > FAR * error).any()):
+            break
+        leverage = share * (solved * part).sum(-1, keepdim=True)
+        left = (slopes - solved @ (part.mT @ (share * slopes))) / (1.0 - leverage)
+        error = (weights.square() @ left.square()).sqrt()
+        if float(error.log().sum()) < least:
+            found, least = weights * solved[:, 0], float(error.log().sum())
+    return found
 
 
 def log_evidence_after(posterior: Any, constant: PriorConstant, step: float) -> float:
