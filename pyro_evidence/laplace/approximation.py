@@ -387,7 +387,8 @@ def state_at(
 def log_priors(problem: Problem, theta: Tensor) -> Tensor:
     """Log prior density of the marginalised and maximised sites at each row ``(R, T)``, nats, ``(R,)``."""
     f = problem.joint.log_hyperprior
-    return apply(f, (theta,), problem.joint.row_bytes, f)
+    with torch.no_grad():
+        return apply(f, (theta,), problem.joint.row_bytes, f)
 
 
 def near_states(

@@ -15,11 +15,12 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Status, Stop, iterate
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, log_priors
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.evidence_error import in_blocks
 from pyro_evidence.laplace.gradient import evidence_slope, slope, slope_falls, slopes_of_rows
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
 from pyro_evidence.nested.integration import by_lattice
+from pyro_evidence.numerics.batched import apply
 from pyro_evidence.numerics.derivatives import pullback, pullbacks
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant, Stepped, prior_constants
@@ -290,7 +291,9 @@ def _together(problem: Problem, theta: Tensor, u: Tensor, tril: Tensor, ways: Te
     log_joint = problem.density_by_rows.log_joint(u, torch.cat([theta, active.to(theta)], -1)).sum()
     along = pullback(log_joint, theta, create_graph=True) @ ways.mT
     mixed = torch.stack([pullback(each.sum(), u) for each in along.unbind(-1)], -1)
-    total = slopes_of_rows(problem, theta, u, active, tril).total + pullback(log_priors(problem, theta).sum(), theta)
+    log_prior = problem.joint.log_hyperprior
+    rise = pullback(apply(log_prior, (theta,), problem.joint.row_bytes, log_prior).sum(), theta)
+    total = slopes_of_rows(problem, theta, u, active, tril).total + rise
     return total, torch.cholesky_solve(mixed.to(tril), tril).mT.to(u)
 
 
