@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 LONGER = Path(__file__).with_name("longer_tests.txt")
-MOST = 0.05  # seconds of a test; all that take less end within the minute that is promised
+MOST = 0.03  # seconds of a test; all that take less end within the minute that is promised
 WHOLE = ("tests/cases", "tests/compare/test_comparison.py")  # cases of other people, and fits that a whole file shares
 LINE = re.compile(r"^(\d+\.\d+)s (?:setup|call|teardown) +(.*)$")
 
