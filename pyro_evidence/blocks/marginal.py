@@ -136,18 +136,18 @@ class Marginal:
         """The decrement that counts as none, nats, ``(...)``: the tolerance, or rounding, if that is more."""
         return (self.limits.slack * (1.0 + here.value.abs())).clamp(min=self.limits.tolerance)  # rounding, if more
 
-    def find(self, theta: Tensor, u: Tensor) -> SharedIterate:
+    def find(self, theta: Tensor, u: Tensor, *, exact: bool = True) -> SharedIterate:
         """The mode over shared coordinates, searched from ``u`` ``(D,)``.
 
+        :param exact: whether slopes in the hyperparameters are meant, not the log evidence alone, to 1e-9 nats.
         :raises NotAMode: where the search does not arrive.
         :raises NotPositiveDefinite: where the curvature there is not positive definite.
         """
         terms, p = self.density.terms(theta.detach()), self.partition
         here = best = self.place(terms, u[p.own], u[p.shared])
-        waited = 0
+        waited, least = 0, (SETTLED if exact else 1.0) * self.limits.tolerance
         for _ in range(self.limits.num_steps):
-            settled = here.decrement <= SETTLED * self.limits.tolerance
-            new = None if settled or waited > PATIENCE else self._moved(terms, here)
+            new = None if here.decrement <= least or waited > PATIENCE else self._moved(terms, here)
             if new is None:
                 break
             better = new.decrement <= 0.5 * best.decrement or new.value > best.value + 1.0

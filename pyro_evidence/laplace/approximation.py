@@ -313,24 +313,27 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
     return climb(mode.u, problem.curvature, mode)
 
 
-def laplace_state(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
+def laplace_state(
+    problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False, exact: bool = True
+) -> LaplaceState:
     """Laplace's approximation at ``theta``, its mode searched from ``start`` ``(D,)``.
 
+    :param exact: whether slopes are meant, for which few nodes of blocks take longer than for the log evidence.
     :raises NotAMode: when the search ends elsewhere than at a maximum.
     :raises NotPositiveDefinite: when the curvature that was asked for is not positive definite there.
     """
     if problem.marginal is not None:
         start = laplace_state(replace(problem, nodes=1), theta, start, cold=True).u if cold else start
-        place = problem.marginal.find(theta, start.detach())
+        place = problem.marginal.find(theta, start.detach(), exact=exact)
         return state_of_blocks(problem, theta, place, problem.joint.log_hyperprior(theta).detach())
     mode = search_modes(problem, start.detach().unsqueeze(0), theta, cold=cold)
     return state_at(problem, theta, mode, 0)
 
 
-def reached(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState | None:
+def reached(problem: Problem, theta: Tensor, start: Tensor, **how: bool) -> LaplaceState | None:
     """:func:`laplace_state`; None where there is no mode."""
     try:
-        return laplace_state(problem, theta, start, cold=cold)
+        return laplace_state(problem, theta, start, **how)
     except ArithmeticError:
         return None
 

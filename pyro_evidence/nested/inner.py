@@ -201,7 +201,7 @@ def _one_by_one(
 
 
 def _state(problem: Problem, theta: Tensor, start: Tensor, searches: int) -> LaplaceState | None:
-    found = (reached(problem, theta, start, cold=cold) for cold in (False, True)[:searches])
+    found = (reached(problem, theta, start, cold=cold, exact=False) for cold in (False, True)[:searches])
     return next((state for state in found if state is not None), None)
 
 

@@ -92,11 +92,15 @@ class OuterMode:
     ) -> ConditionalModes:
         """Laplace inside at marginalised coordinates ``(R, d)``.
 
-        :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
+        :param start: of the searches, ``(R, D)``; by default where those along the axes, or a derivative, lead.
         :param searches, how: as for :func:`solve_inner`.
         """
         if start is None:
             start = followed(self.state.u, self.follows, phi - self.centre)
+            if "probed" in vars(self):
+                z = self.gaussian.inverse(phi)
+                within = z.norm(dim=-1) <= PROBES[-1]  # beyond, first order errs by less than a polynomial
+                start[within] = self._along_axes(z[within]).to(start)
         found = solve_inner(self.state.problem, self.theta(phi), start, searches=searches, **how)
         overflown = found.log_density.isnan()  # as scales may be
         return replace(found, log_density=found.log_density.masked_fill(overflown, -math.inf))
@@ -116,6 +120,15 @@ class OuterMode:
     def probed(self) -> ConditionalModes:
         """Laplace inside along those axes, at :meth:`Standardisation.probes`, ``(d * J,)`` rows."""
         return self.inner(self.gaussian.probes(), searches=1, held=0)
+
+    @cached_property
+    def _along_axes(self) -> Trend:
+        """How inner modes move, by those along the axes that were found, the mode once."""
+        found, centre = self.profile > -math.inf, PROBES.index(0.0)
+        found[centre :: len(PROBES)] = False
+        found[centre] = True
+        z = self.gaussian.inverse(self.gaussian.probes())
+        return Trend(z[found], self.probed.u[found].to(z))
 
     @cached_property
     def profile(self) -> Tensor:

@@ -330,9 +330,9 @@ def test_few_evaluations_find_the_hyperparameters(monkeypatch: pytest.MonkeyPatc
     X, t = data(60)
     calls, search = list[Tensor](), approximation.laplace_state
 
-    def counted(at: Any, theta: Tensor, start: Tensor, *, cold: bool) -> Any:
+    def counted(at: Any, theta: Tensor, start: Tensor, **how: bool) -> Any:
         calls.append(theta)
-        return search(at, theta, start, cold=cold)
+        return search(at, theta, start, **how)
 
     monkeypatch.setattr(approximation, "laplace_state", counted)
     LaplaceEvidence(gp_classifier(RBF()), stop=QUIET).run(X, t)
