@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import BlockDensity, Terms
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.derivatives import generic_directions, pullbacks
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullbacks
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.factor_cells import by_width
@@ -139,21 +139,23 @@ class Family:
         every = self._derivatives(self._unit_steps(u[0]), joint.initial_theta, False)
         return [[not bool(x.any()) for x in _steps(each)] for each in every]
 
-    def tables(self, u: Tensor, theta: Tensor, create_graph: bool) -> list[Table]:
+    def tables(self, u: Tensor, theta: Tensor, create_graph: bool, only_beside: bool = False) -> list[Table]:
         """Predictors, or terms, their first derivatives along colours, and second ones along pairs of colours.
 
         At rows ``(Q, D)``; affine ones at the first row, and what steps of one in the coordinates of blocks add.
+
+        :param only_beside: whether second ones between blocks and what they share are all that is asked for.
         """
         if self.likelihood is None:
-            return [(x,) for x in self._derivatives(u, theta, create_graph)]
+            return [(x,) for x in self._derivatives(u, theta, create_graph, only_beside)]
         own = torch.zeros_like(u[0], dtype=torch.bool).index_fill(0, self.density.partition.own, True)
         with torch.enable_grad():
             rows = self._unit_steps(torch.where(own, u[0].detach(), u[0]))
             every = zip(self._derivatives(rows, theta, create_graph), self._zero, strict=True)
             return [tuple(None if no else x for x, no in zip(_steps(each), zero, strict=True)) for each, zero in every]
 
-    def _derivatives(self, u: Tensor, theta: Tensor, create_graph: bool) -> list[Tensor]:
-        """:meth:`tables` at rows ``(Q, D)``, ``(Q, F)`` each."""
+    def _derivatives(self, u: Tensor, theta: Tensor, create_graph: bool, only_beside: bool = False) -> list[Any]:
+        """:meth:`tables` at rows ``(Q, D)``, ``(Q, F)`` each; None for what is not asked for."""
         with torch.enable_grad():
             u = u if create_graph else u.detach().requires_grad_()
             if self.likelihood is None:
@@ -162,9 +164,13 @@ class Family:
                 x = torch.cat([found[n] if rows is None else found[n][:, rows] for n, rows, _ in self.parts], -1)
             else:
                 x = predictors(self.density, self.likelihood, u, theta)
-            along = [*self.second.firsts(x, u)]
-            every = [x, *along, *self.second.seconds(along, u, create_graph)]
-        return every if create_graph else [x.detach() for x in every]
+            factors, pairs = Forward(x, u, create_graph=create_graph), self.second.pairs
+            if only_beside:
+                pairs = [pair for pair, places in zip(pairs, self.pair_places, strict=True) if 1 in dict(places)]
+            firsts = [None] * self.second.num_colours if only_beside else self.second.firsts(factors)
+            seconds = dict(zip(pairs, self.second.seconds(factors, pairs), strict=True))
+            every = [x, *firsts, *map(seconds.get, self.second.pairs)]
+        return every if create_graph else [x if x is None else x.detach() for x in every]
 
 
 def _steps(rows: Tensor) -> tuple[Tensor, ...]:
@@ -319,7 +325,7 @@ def _summed(place: Evaluated, u: Tensor, share: Tensor, follows: Tensor | None, 
     slopes = share.new_zeros(num_nodes, n + 1), share.new_zeros(num_nodes, size * (num + 1))
     for each in place.families:
         family, num_colours = each.family, each.family.second.num_colours
-        tables = each.tables or family.tables(u, place.theta, create_graph)
+        tables = each.tables or family.tables(u, place.theta, create_graph, follows is None)
         own = family.coordinates(moves) if each.tables else []
         weight, first = share[:, family.owner], torch.ones_like(share[:1, :1])
         second = None

@@ -1,6 +1,6 @@
 """One log joint density whose curvature is a sum of small matrices: the second derivatives of each factor."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress, groupby
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Forward, Last, generic_directions, jacobian, pullback, pullbacks
+from pyro_evidence.numerics.derivatives import Forward, Last, generic_directions, jacobian, passes, pullback, pullbacks
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Gradient
 from pyro_evidence.precision.blocks import BlockPlan, elimination
@@ -68,7 +68,7 @@ class Second:
         """Second derivatives of every factor along each pair of colours, in the order of :attr:`pairs`."""
         with torch.enable_grad():
             u = u if u.requires_grad else u.detach().requires_grad_()
-            for found in self.seconds(self.firsts(torch.cat(values(u), -1), u), u, create_graph):
+            for found in self.seconds(Forward(torch.cat(values(u), -1), u, create_graph=create_graph), self.pairs):
                 yield found.split([len(index) for index in self.index], -1)
 
     def elements(self, values: Values, u: Tensor) -> tuple[Tensor, ...]:
@@ -90,17 +90,20 @@ class Second:
         """Number of derivatives of all factors that second ones take."""
         return self.num_colours + len(self.pairs)
 
-    def firsts(self, values: Tensor, u: Tensor) -> Iterator[Tensor]:
-        """Derivatives of all factors ``(..., F)`` at rows ``(..., D)`` along each colour, with a graph."""
-        first = Forward(values, u, create_graph=True)
-        return (first.along(self._mask(colour, u))[0] for colour in range(self.num_colours))
+    def firsts(self, factors: Forward) -> Iterator[Tensor]:
+        """Derivatives of all factors ``(..., F)`` at rows ``(..., D)`` along each colour."""
+        return (factors.along(self._mask(colour, factors.x))[0] for colour in range(self.num_colours))
 
-    def seconds(self, firsts: Iterable[Tensor], u: Tensor, create_graph: bool) -> Iterator[Tensor]:
-        """Derivatives of these along each pair of colours, ``(..., F)`` in the order of :attr:`pairs`."""
-        for first, (_, partners) in zip(firsts, groupby(self.pairs, itemgetter(0)), strict=True):
-            second = Forward(first, u, create_graph=create_graph)
+    def seconds(self, factors: Forward, pairs: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+        """Second ones along pairs of colours, ``(..., F)`` in their order.
+
+        The derivative in the cotangent comes last: what it is taken of is linear in it, and no larger for that.
+        """
+        u = factors.x
+        for a, partners in groupby(pairs, itemgetter(0)):
+            along = u if factors.slope is None else pullback(factors.slope, u, self._mask(a, u)[0], create_graph=True)
             for _, b in partners:
-                yield second.along(self._mask(b, u))[0]
+                yield passes(along, factors.cotangent, self._mask(b, u), factors.create_graph)[0]
 
     def slopes(self, values: Values, u: Tensor, weights: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
         """Derivatives in ``wrt`` of ``sum(weights * elements)``, one pair of colours held at a time."""
