@@ -147,12 +147,14 @@ class WeightedPoints:
     :ivar slopes: of the log mass at each point, nats a step, ``(K, C)``.
     :ivar u: unconstrained latents, ``(K, D)``.
     :ivar moves: of ``u``, ``(K, C, D)``; None where points stay.
+    :ivar error: standard error of the slope of the log evidence that is known worst, where points are draws.
     """
 
     weights: Tensor
     slopes: Tensor
     u: Tensor
     moves: Tensor | None
+    error: float = 0.0
 
     @property
     def log_evidence(self) -> Tensor:
@@ -168,8 +170,8 @@ class WeightedPoints:
         for site, value in joint.latents.constrained(u).items():
             one = torch.zeros_like(value).requires_grad_()
             change = pullback(pullback(value, u, one, create_graph=True), one, move)  # forward, by two backward
-            means = torch.tensordot(self.weights, change.double(), 1) + torch.tensordot(shift, value.double(), 1)
-            found[site] = means.detach()
+            parts = (self.weights, change), (shift, value)
+            found[site] = sum(torch.tensordot(w, x.detach().double(), 1) for w, x in parts)
         return found
 
 
@@ -287,13 +289,14 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
 
 def _together(problem: Problem, theta: Tensor, u: Tensor, tril: Tensor, ways: Tensor) -> tuple[Tensor, Tensor]:
     """Slopes in all hyperparameters ``(K, T)`` at nodes, and moves of the modes ``(K, C, D)`` along ``ways``."""
-    theta, u, active = theta.requires_grad_(), u.requires_grad_(), problem.active.expand(len(u), -1)
+    active = problem.active.expand(len(u), -1)
+    total = slopes_of_rows(problem, theta, u, active, tril).total
+    theta, u = theta.requires_grad_(), u.requires_grad_()
     log_joint = problem.density_by_rows.log_joint(u, torch.cat([theta, active.to(theta)], -1)).sum()
     along = pullback(log_joint, theta, create_graph=True) @ ways.mT
     mixed = torch.stack([pullback(each.sum(), u) for each in along.unbind(-1)], -1)
     log_prior = problem.joint.log_hyperprior
-    rise = pullback(apply(log_prior, (theta,), problem.joint.row_bytes, log_prior).sum(), theta)
-    total = slopes_of_rows(problem, theta, u, active, tril).total + rise
+    total = total + pullback(apply(log_prior, (theta,), problem.joint.row_bytes, log_prior).sum(), theta)
     return total, torch.cholesky_solve(mixed.to(tril), tril).mT.to(u)
 
 
@@ -308,19 +311,25 @@ def at_draws(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
     if integral.exchange is not None:  # drawn in one order, of which all are as probable
         order = torch.rand(len(u), integral.exchange.size, generator=seeded(0)).argsort(1)
         u = reordered(integral.exchange.joint, u, integral.exchange.axes, order)
+    return at_weighted(posterior, constants, u, integral.weighed.weights)
+
+
+def at_weighted(posterior: Any, constants: Sequence[PriorConstant], u: Tensor, weights: Tensor) -> WeightedPoints:
+    """Draws ``(S, D)`` of all latents with importance weights ``(S,)``, which are calibrated."""
     problem = _problem_around(posterior, partial(Stepped, constants=constants))
     theta = _hypers(problem, posterior.state.problem, posterior.state.theta)
-    parts = list[list[Tensor]]()
+    slopes, rises = [], []
     for part in u.split(posterior._rows):
         own = [x.clone().requires_grad_() for x in (part, theta.expand(len(part), -1))]
-        parts.append(pullbacks(problem.joint.log_joint(*own), own))
-    rise, slopes = (torch.cat(each).double() for each in zip(*parts, strict=True))
-    slopes, active = slopes[:, problem.joint.hypers.slices[STEPS]], problem.active
-    weights = _calibrated(integral.weighed.weights.double(), u[:, active].double(), rise[:, active], slopes)
-    return WeightedPoints(weights, slopes, u, None)
+        rise, slope = pullbacks(problem.joint.log_joint(*own), own)
+        rises.append(rise[:, problem.active])
+        slopes.append(slope[:, problem.joint.hypers.slices[STEPS]])
+    found = torch.cat(slopes).double()
+    weights, error = _calibrated(weights.double(), u[:, problem.active].double(), torch.cat(rises).double(), found)
+    return WeightedPoints(weights, found, u, None, error)
 
 
-def _calibrated(weights: Tensor, u: Tensor, rise: Tensor, slopes: Tensor) -> Tensor:
+def _calibrated(weights: Tensor, u: Tensor, rise: Tensor, slopes: Tensor) -> tuple[Tensor, float]:
     """Weights of draws ``(S,)`` by which functions whose means the density's gradient tells have these means.
 
     The Laplacian of a polynomial, plus its gradient times the slopes of the log density, has the mean zero: Mira, Solgi
@@ -331,32 +340,35 @@ def _calibrated(weights: Tensor, u: Tensor, rise: Tensor, slopes: Tensor) -> Ten
     :param slopes: what is averaged, ``(S, C)``.
     """
     size, most = u.shape[-1], FEW_KNOWN * float(1.0 / weights.square().sum())
-    sizes = [math.comb(size + n, n) for n in range(DEGREE + 1) if math.comb(size + n, n) <= max(most, size + 1)]
-    chosen = [each for n in range(len(sizes)) for each in combinations_with_replacement(range(size), n)]
+    sizes = [math.comb(size + n, n) for n in range(DEGREE + 1)]  # of all polynomials up to each degree
+    sizes = [num for num in sizes if num <= max(most, sizes[1])]
+    chosen = [each for n in range(1, len(sizes)) for each in combinations_with_replacement(range(size), n)]
     powers = torch.tensor([[each.count(j) for j in range(size)] for each in chosen], device=u.device)
     away = u - weights @ u
-    spread, share = (weights @ away.square()).sqrt(), weights.unsqueeze(-1)
-    away, rise = away / spread, (spread * rise).where(share > 0, 0.0)
+    spread = (weights @ away.square()).sqrt()
+    away, rise = away / spread, (spread * rise).where((weights > 0).unsqueeze(-1), 0.0)
     table = away.unsqueeze(-1) ** torch.arange(len(sizes)).to(u)
-    known = torch.eye(1, len(powers)).to(u).repeat(len(u), 1)
+    known = torch.zeros(len(u), 1 + len(powers)).to(u)
+    known[:, 0] = 1.0
     for i in range(size):
-        lowered = [powers - times * (torch.arange(size).to(powers) == i) for times in (1, 2)]
-        first, second = (math.prod(table[:, j, each[:, j].relu()] for j in range(size)) for each in lowered)
-        known += powers[:, i] * (first * rise[:, i : i + 1] + (powers[:, i] - 1) * second)
+        first, second = (
+            math.prod(table[:, j, (powers[:, j] - times * (i == j)).relu()] for j in range(size)) for times in (1, 2)
+        )
+        known[:, 1:] += powers[:, i] * (first * rise[:, i : i + 1] + (powers[:, i] - 1) * second)
     known /= (weights @ known.square()).sqrt()
-    found, least, mean, error = weights, math.inf, weights @ slopes, torch.inf
+    found, least, worst, mean, error = weights, math.inf, math.inf, weights @ slopes, torch.inf
     for num in sizes:
         part, before = known[:, :num], mean
-        solved = part @ torch.linalg.pinv(part.mT @ (share * part), hermitian=True)
+        solved = part @ torch.linalg.pinv(part.mT @ (weights.unsqueeze(-1) * part), hermitian=True)
         mean = (weights * solved[:, 0]) @ slopes
         if bool(((mean - before).abs() > FAR * error).any()):
             break
-        leverage = share * (solved * part).sum(-1, keepdim=True)
-        left = (slopes - solved @ (part.mT @ (share * slopes))) / (1.0 - leverage)
-        error = (weights.square() @ left.square()).sqrt()
+        left = slopes - solved @ (part.mT @ (weights.unsqueeze(-1) * slopes))
+        leverage = weights * (solved * part).sum(-1)
+        error = (weights.square() @ (left / (1.0 - leverage).unsqueeze(-1)).square()).sqrt()
         if float(error.log().sum()) < least:
-            found, least = weights * solved[:, 0], float(error.log().sum())
-    return found
+            found, least, worst = weights * solved[:, 0], float(error.log().sum()), float(error.max())
+    return found, worst
 
 
 def log_evidence_after(posterior: Any, constant: PriorConstant, step: float) -> float:
