@@ -16,7 +16,9 @@ from pyro.distributions import (
     Binomial,
     Categorical,
     Exponential,
+    Gamma,
     Geometric,
+    HalfNormal,
     Laplace,
     LogNormal,
     Multinomial,
@@ -24,6 +26,7 @@ from pyro.distributions import (
     OneHotCategorical,
     Poisson,
     Unit,
+    Weibull,
 )
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.ops.special import log_binomial
@@ -160,10 +163,12 @@ SUCCESSES = (Bernoulli, Binomial, Geometric, NegativeBinomial)
 CLASSES = (Categorical, OneHotCategorical, Multinomial)
 LOG_CONCAVE: dict[tuple[str, Link], tuple[Any, ...]] = {  # in a predictor, by parameter and link
     ("loc", IDENTITY): (Normal, MultivariateNormal, Laplace, LogNormal),
-    ("rate", LOG): (Poisson, Exponential),
+    ("scale", LOG): (Normal, HalfNormal, Laplace, LogNormal, Weibull),
+    ("rate", LOG): (Poisson, Exponential, Gamma),
     ("logits", IDENTITY): SUCCESSES,
     ("probs", LOGIT): SUCCESSES,
     ("probs", PROBIT): (Bernoulli, Binomial),
+    ("probs", COMPLEMENTARY_LOG_LOG): (Bernoulli, Binomial),
     ("logits", BASELINE_LOGITS): CLASSES,
     ("probs", BASELINE_SOFTMAX): CLASSES,
 }

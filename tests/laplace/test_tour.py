@@ -636,6 +636,8 @@ def regression(family: str) -> object:
             "bernoulli": lambda: dist.Bernoulli(logits=eta),
             "poisson": lambda: dist.Poisson(eta.exp()),
             "normal": lambda: dist.Normal(eta, 0.5),
+            "gamma": lambda: dist.Gamma(2.0, (-eta).exp()),
+            "noise": lambda: dist.Normal(0.2, eta.exp()),
             "student": lambda: dist.StudentT(3.0, eta, 0.1),
         }[family]()
         with pyro.plate("data", len(y)):
@@ -644,9 +646,11 @@ def regression(family: str) -> object:
     return model
 
 
-@pytest.mark.parametrize(("family", "one"), [("bernoulli", 1), ("poisson", 1), ("normal", 1), ("student", 0)])
+@pytest.mark.parametrize(
+    ("family", "one"), [("bernoulli", 1), ("poisson", 1), ("normal", 1), ("gamma", 1), ("noise", 1), ("student", 0)]
+)
 def test_log_concave_likelihoods_under_normal_priors_have_one_mode(family: str, one: int) -> None:
-    y = (X > 0.2).double()
+    y = (X > 0.2).double() + (0.5 if family == "gamma" else 0.0)
     state = fitted(regression(family), y, start=Start(tour=0)).state
     assert has_one_mode(state.problem, state.u, state.theta) == bool(one)
 

@@ -299,3 +299,32 @@ def test_imputed_data_are_not_mistaken_for_weights() -> None:
     assert found.groups is not None and found.groups.power.tolist() == [1.0, 0.0]
     u, theta = torch.randn(2, joint.latents.size), joint.initial_theta + 0.3
     assert_exact(found.fastest.precision(u, theta), found.density.precision(u, theta))
+
+
+OTHERS = {  # arguments beside the one that a predictor makes
+    "Normal": {"loc": 0.2, "scale": 0.7},
+    "Laplace": {"loc": 0.2, "scale": 0.7},
+    "LogNormal": {"loc": 0.2, "scale": 0.7},
+    "Weibull": {"concentration": 1.7},
+    "Gamma": {"concentration": 0.6},
+    "Binomial": {"total_count": 5},
+    "NegativeBinomial": {"total_count": 2.5},
+}
+CONCAVE = [
+    (parameter, link, family)
+    for (parameter, link), families in predictors.LOG_CONCAVE.items()
+    for family in families
+    if family not in (*predictors.CLASSES, torch.distributions.MultivariateNormal)
+]
+
+
+@pytest.mark.parametrize(("parameter", "link", "family"), CONCAVE, ids=lambda x: getattr(x, "name", str(x)[-30:]))
+def test_likelihoods_are_concave_in_their_predictors(parameter: str, link: object, family: type) -> None:
+    eta = torch.linspace(-3.0, 2.5, 111).double()
+    others = {n: torch.tensor(x).double() for n, x in OTHERS.get(family.__name__, {}).items() if n != parameter}
+    at = family(**others, **{parameter: link.forward(eta)})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        data = at.sample((20,))[:, ::10].flatten()
+    height = at.log_prob(data.unsqueeze(-1))
+    assert float(height.diff(n=2).max()) < 1e-9 * float(height.abs().max())
