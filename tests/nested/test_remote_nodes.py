@@ -56,6 +56,17 @@ def test_searches_begin_where_modes_along_the_axes_lead(monkeypatch: pytest.Monk
     assert torch.equal(starts[1], beyond)  # to first order
 
 
+def test_nodes_on_axes_alone_lead_wherever_memory_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Least squares by pivoting took products that are rounding for something or nothing, as arrays were aligned."""
+    found = outer(lambda theta: -0.5 * theta.square().sum(-1), [], monkeypatch, 2)
+    assert len(found.probed.u)
+    trend, slopes, held = found._along_axes, list[Tensor](), list[Tensor]()
+    for size in range(200):
+        held.append(torch.randn(size % 37 + 1))
+        slopes.append(replace(trend, z=trend.z.clone())._coefficients[1])
+    assert torch.allclose(torch.stack(slopes), slopes[0].expand(200, -1), atol=1e-6)
+
+
 def exact(found: integration.OuterMode, curve: Any) -> tuple[float, Tensor, Tensor]:
     """By 41 nodes on each axis, every one of them evaluated."""
     rule, where = rules.product(rules.gauss_hermite(41), found.gaussian.num_dims), found.gaussian

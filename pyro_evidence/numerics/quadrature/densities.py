@@ -407,8 +407,8 @@ class Trend:
 
     @cached_property
     def _coefficients(self) -> Tensor:
-        """``(P, D)``."""
-        return torch.linalg.lstsq(self._terms(self.z), self.values.to(self.z)).solution
+        """``(P, D)``, zero for products of axes that no node is off."""
+        return torch.linalg.pinv(self._terms(self.z)) @ self.values.to(self.z)
 
 
 TELLING = 4  # nodes, the nearest, that tell how large an error is
