@@ -100,7 +100,7 @@ class OuterMode:
             if "probed" in vars(self):
                 z = self.gaussian.inverse(phi)
                 within = z.norm(dim=-1) <= PROBES[-1]  # beyond, first order errs by less than a polynomial
-                start[within] = self._along_axes(z[within]).to(start)
+                start[within] = self._modes_along_axes(z[within]).to(start)
         found = solve_inner(self.state.problem, self.theta(phi), start, searches=searches, **how)
         overflown = found.log_density.isnan()  # as scales may be
         return replace(found, log_density=found.log_density.masked_fill(overflown, -math.inf))
@@ -122,7 +122,7 @@ class OuterMode:
         return self.inner(self.gaussian.probes(), searches=1, held=0)
 
     @cached_property
-    def _along_axes(self) -> Trend:
+    def _modes_along_axes(self) -> Trend:
         """How inner modes move, by those along the axes that were found, the mode once."""
         found, centre = self.profile > -math.inf, PROBES.index(0.0)
         found[centre :: len(PROBES)] = False

@@ -60,7 +60,7 @@ def test_nodes_on_axes_alone_lead_wherever_memory_lies(monkeypatch: pytest.Monke
     """Least squares by pivoting took products that are rounding for something or nothing, as arrays were aligned."""
     found = outer(lambda theta: -0.5 * theta.square().sum(-1), [], monkeypatch, 2)
     assert len(found.probed.u)
-    trend, slopes, held = found._along_axes, list[Tensor](), list[Tensor]()
+    trend, slopes, held = found._modes_along_axes, list[Tensor](), list[Tensor]()
     for size in range(200):
         held.append(torch.randn(size % 37 + 1))
         slopes.append(replace(trend, z=trend.z.clone())._coefficients[1])
